@@ -23,7 +23,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from efftrain_cli.data.corpus import ShardWriter
+from efftrain_cli.data.corpus import ShardWriter, TokenShards
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.ouroboros import Ouroboros
@@ -119,15 +119,14 @@ def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
         4 * recipe.model.seq_len,
         min(20_000_000, 300 * recipe.train.batch_size * recipe.model.seq_len),
     )
-    writer = ShardWriter(folder, "bench", vocab_size=vocab_size, eot_id=vocab_size - 1)
+    writer = ShardWriter(folder, "bench", vocab_size)
     ids = np.random.Generator(np.random.Philox(0)).integers(
         0, vocab_size - 1, tokens, dtype=np.uint32
     )
-    writer.add(ids, "random tokens")
+    writer.add(ids)
     writer.close()
-    return Windows(
-        writer.opened(), recipe.model.seq_len, recipe.seed, pin_memory=torch.cuda.is_available()
-    )
+    shards = TokenShards(folder, writer.entries, vocab_size)
+    return Windows(shards, recipe.model.seq_len, recipe.seed, pin_memory=torch.cuda.is_available())
 
 
 def bench(

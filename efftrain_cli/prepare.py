@@ -65,6 +65,7 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
         "bytes_per_token": corpus.bytes_per_token,
         "overlap": manifest["overlap"],
         "skipped": manifest["skipped"],
+        "empty": manifest["empty"],
         "windows_per_epoch": train.per_epoch if epochs is not None else 0,
         "windows_needed": plan.windows,
         "epochs": epochs,
@@ -87,7 +88,7 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
 
 
 def print_corpus(
-    console: Console, recipe: Recipe, about: dict[str, Any], *, verified: bool, train_command: str
+    console: Console, recipe: Recipe, about: dict[str, Any], *, train_command: str
 ) -> None:
     """Print `describe_corpus` for a reader; `train_command` is what to type next."""
     train = about["train"]
@@ -98,7 +99,6 @@ def print_corpus(
         if 0 < about["validation_windows"] < wanted
         else ""
     )
-    skipped = f", {counted(about['skipped'], 'document')} skipped" if about["skipped"] else ""
     lines = [
         f"text        {_named(named_text(recipe.data), train['sources'])}",
         f"training    {_counted(train)}",
@@ -108,14 +108,18 @@ def print_corpus(
             f" end of text {about['eot_id']},"
             f" {about['bytes_per_token']:.2f} bytes per token of the validation text"
         ),
-        f"overlap     {counted(about['overlap'], 'document')} both trained"
-        f" and validated on{skipped}",
+        f"overlap     {counted(about['overlap'], 'document')} both trained and validated on",
         f"windows     {about['windows_per_epoch']:,} of {recipe.model.seq_len:,} tokens an epoch;"
         f" validation on {about['validation_windows']:,}{fewer}",
     ]
     if recipe.data.valid is not None:
         lines.insert(
             1, f"            validation: {_named(_joined(recipe.data.valid), valid['sources'])}"
+        )
+    if about["empty"] or about["skipped"]:
+        lines.append(
+            f"rows        {about['empty']:,} without text and {about['skipped']:,} that cannot be"
+            " read are left out"
         )
     if about["epochs"] is not None:
         most = " of the source read most often" if about["mix"] else ""
@@ -133,12 +137,7 @@ def print_corpus(
             f"limit       {about['limits']['train']:,} training tokens,"
             " and the document that reaches them is the last; data.max_tokens sets it"
         )
-    state = (
-        "every token verified"
-        if verified
-        else "sizes verified; --verify-data full reads every token"
-    )
-    lines += [f"shards      {about['folder']}", f"            {state}"]
+    lines.append(f"shards      {about['folder']}")
     print_labelled(console, lines, indent=12)
     for warning in about["warnings"]:
         console.print(f"warning: {warning}", markup=False)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from efftrain_cli.data.corpus import ShardWriter
+from efftrain_cli.data.corpus import ShardWriter, TokenShards
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.model.gpt import GPT, GPTConfig
@@ -143,7 +143,7 @@ def windows_of(
     folder: Path, ids: np.ndarray, seq_len: int, seed: int, vocab_size: int = VOCAB_SIZE
 ) -> Windows:
     """Windows over one document of these tokens; the last id of the vocabulary ends it."""
-    writer = ShardWriter(folder, "train", vocab_size=vocab_size, eot_id=vocab_size - 1)
-    writer.add(ids.astype(np.uint32), "made")
+    writer = ShardWriter(folder, "train", vocab_size)
+    writer.add(np.append(ids, vocab_size - 1))
     writer.close()
-    return Windows(writer.opened(), seq_len, seed)
+    return Windows(TokenShards(folder, writer.entries, vocab_size), seq_len, seed)

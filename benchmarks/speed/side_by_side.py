@@ -103,7 +103,7 @@ def reference_step(
 ) -> Callable[[], None]:
     """A function that trains one step of the plain loop; it reads its loss every tenth step, as
     nanoGPT does."""
-    tokens = windows.shards.shards[0].ids
+    tokens = windows.shards.ids[0]
     loop = ReferenceLoop(shape, np.asarray(tokens), device, dtype, compiled=device.type == "cuda")
 
     def step() -> None:

@@ -18,7 +18,7 @@ def prepare(
     set_: Overrides = None,
     verify_data: Annotated[
         Literal["lazy", "full"],
-        Option(help="full: compare every token with its sha256 now; lazy: when it is first read."),
+        Option(help="full: compare every token with its sha256; lazy: sizes only."),
     ] = "lazy",
     quiet: Quiet = False,
     format_: TextOrJson = "text",
@@ -46,4 +46,4 @@ def prepare(
 
         overrides = [word for override in set_ or [] for word in ("--set", override)]
         command = shlex.join(["efftrain", "pretrain", "--recipe", recipe, *overrides])
-        print_corpus(console, loaded, about, verified=verify_data == "full", train_command=command)
+        print_corpus(console, loaded, about, train_command=command)

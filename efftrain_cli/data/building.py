@@ -1,277 +1,389 @@
 """The building of one corpus: documents in, shards out, and a place on disk from which a killed
 build continues.
 
-Whenever a shard is whole, `progress.json` says how far the documents were taken, what was counted,
-and where each open shard ends. A later start cuts the open shards there and goes on with the next
-document, so it gives the same bytes as a building that was never stopped.
+The shards of both sides are closed together, at the end of the batch of documents that fills one.
+Then nothing is open, and `progress.json` names the closed shards and the place in the text. What
+lies behind it is written again by a later start, with the same bytes.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import platform
-from dataclasses import asdict, dataclass, field
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from efftrain_cli.data import corpus
-from efftrain_cli.data.corpus import SCHEMA_VERSION, ShardWriter, dtype_for
-from efftrain_cli.data.split import (
-    Cursor,
-    Limits,
-    Split,
-    Tally,
+import numpy as np
+
+from efftrain_cli.data.corpus import (
+    CorpusManifest,
+    ShardEntry,
+    ShardWriter,
     apportion,
-    check_tally,
-    split_documents,
 )
-from efftrain_cli.data.text import BadDocuments, Document, Source, TextFile
-from efftrain_cli.data.tokenizer import Tokenizer
-from efftrain_cli.foundation.console import human_bytes
-from efftrain_cli.foundation.errors import DataError, DiskError
-from efftrain_cli.foundation.files import free_bytes, fsync, sha256_of, write_whole
+from efftrain_cli.data.documents import Document, Reader, Tally
+from efftrain_cli.data.sources import Source, TextSources
+from efftrain_cli.data.split import Limits, Split, survey
+from efftrain_cli.data.tokenizer import (
+    Tokenizer,
+    bpe_size,
+    cut_pieces,
+    load_tokenizer,
+    train_tokenizer,
+)
+from efftrain_cli.foundation.environment import usable_cores
+from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.files import fsync, made_beside, sha256_of, write_whole
 from efftrain_cli.foundation.progress import Report
-from efftrain_cli.foundation.records import Record, digest_of, read_record, sealed_text
+from efftrain_cli.foundation.records import (
+    Record,
+    digest_of,
+    read_record,
+    sealed_text,
+    write_record,
+)
 
+if TYPE_CHECKING:
+    from efftrain_cli.recipe.sections import Data
+
+SHARD_TOKENS = 1 << 26
+"""Shards are closed at the end of the batch that reaches this many tokens."""
+BATCH = 1 << 21
+"""Characters that are tokenized as one task."""
+WAITING = 8
+"""Batches that are read ahead of the one that is written."""
+TOKENIZER_SAMPLE = 100_000_000
+"""Characters of training text, from its beginning, that a "bpe:N" tokenizer is trained on at most;
+of several sources, each gives its share."""
+SIDES = ("train", "valid")
 PROGRESS = "progress.json"
-_BATCH = 4_000_000  # characters tokenized at a time
-_SIDES = ("train", "valid")
+_BATCH_PIECES = 4096
+_BEGIN: dict[str, Any] = {"source": 0, "position": None, "characters": 0}
+
+
+class Piece(NamedTuple):
+    """A stretch of a document, encoded at once."""
+
+    side: str
+    part: int
+    text: str
+    is_last: bool
+    """Whether it ends its document."""
+
+
+class Progress(Record):
+    """progress.json: what a killed build left, and where a later start continues."""
+
+    place: dict[str, Any]
+    counts: dict[str, int]
+    shards: list[list[ShardEntry]]
+    in_document: list[bool]
 
 
 @dataclass
 class Building:
-    """Tokenizes both sides of a split into `folder`, the manifest last."""
+    """Tokenizes both sides of a text into `folder`, the manifest last."""
 
     folder: Path
-    tokenizer: Tokenizer
-    split: Split
+    data: Data
+    text: TextSources
     limits: Limits
-    total: int | None
-    """Bytes of text, where known."""
     tell: Report
-    tally: Tally = field(init=False)
-    cursor: Cursor = field(init=False)
-    written: dict[str, dict[str, int]] = field(init=False)
-    """Documents and bytes of each side that are in its shards."""
-
-    def __post_init__(self) -> None:
-        self.tally = Tally(BadDocuments(self.split.data.on_bad_document))
-        self.cursor = Cursor()
-        self.written = {side: {"documents": 0, "bytes": 0} for side in _SIDES}
-        weights = self.split.weights
-        self._parts = len(weights)
-        self._writers = {}
-        self._limits = {}
-        for side in _SIDES:
-            for part in range(self._parts):
-                name = side if self._parts == 1 else f"{side}-{part}"
-                self._writers[side, part] = ShardWriter(
-                    self.folder,
-                    name,
-                    vocab_size=self.tokenizer.vocab_size,
-                    eot_id=self.tokenizer.eot_id,
-                    shard_tokens=corpus.SHARD_TOKENS,
-                )
-        for side, limit in self.limits._asdict().items():
-            if limit is not None:
-                for part, share in enumerate(apportion(weights, limit)):
-                    self._limits[side, part] = share
-        self._room_checked = False
 
     def write(self) -> None:
-        """Write shards, tokenizer and manifest; continue from what an earlier building left.
+        """Write shards, tokenizer and manifest; continue from what an earlier start left.
 
         Raises:
             DataError: a document cannot be read, the sides overlap, or one of them is empty.
-            DiskError: there is less room than the shards will take.
         """
-        if (self.folder / PROGRESS).exists():
-            self._take_up()
-        elif self.limits.train is not None and self.total is None:
-            self._check_room(self.limits.train + (self.limits.valid or 0))
-        batch = []
-        waiting = 0
+        self._weights = [source.weight for source in self.data.sources or ()] or [1.0]
+        self._split = self._read_split()
+        self._tokenizer = self._read_tokenizer()
+        self._prepare_writers()
+        self._continue()
+        pool = ThreadPoolExecutor(usable_cores())
+        waiting: deque[tuple[list[Piece], dict[str, Any], Future[list[np.ndarray]]]] = deque()
         try:
-            for side, part, document in split_documents(self.split, self.tally, self.cursor):
-                batch.append((side, part, document))
-                waiting += len(document.text) if document.ids is None else 4 * len(document.ids)
-                if (waiting >= _BATCH or len(batch) >= 4096) and self.cursor.between:
-                    closed = self._closed_shards()
-                    self._flush(batch)
-                    waiting = 0
-                    # Tells the generator to go on to the next source.
-                    self.cursor.enough = self._has_enough(part)
-                    if self._closed_shards() > closed:
-                        self._save()
-            self._flush(batch)
+            for batch, place in self._batches():
+                texts = [each.text if self._wants(each) else "" for each in batch]
+                waiting.append((batch, place, pool.submit(self._tokenizer.encode, texts)))
+                if len(waiting) > WAITING:
+                    self._write(*waiting.popleft())
+            while waiting:
+                self._write(*waiting.popleft())
         finally:
+            pool.shutdown(cancel_futures=True)
             for writer in self._writers.values():
                 writer.close()
-        check_tally(self.tally, self.split.data)
-        self.tokenizer.save(self.folder / "tokenizer.json")
-        fsync(self.folder / "tokenizer.json")
-        manifest = self._manifest()
-        write_whole(self.folder / "manifest.json", sealed_text(manifest))
-        (self.folder / PROGRESS).unlink(missing_ok=True)
+        self._tally.check_skipped()
+        write_whole(self.folder / "manifest.json", sealed_text(self._manifest()))
+        for name in ("progress.json", "split.json"):
+            (self.folder / name).unlink(missing_ok=True)
         fsync(self.folder)
 
-    def _flush(self, batch: list[tuple[str, int, Document]]) -> None:
-        """Tokenize and write the documents that are still wanted."""
-        wanted = [entry for entry in batch if not self._full(*entry[:2])]
-        batch.clear()
-        encoded = iter(self.tokenizer.encode([doc.text for _, _, doc in wanted if doc.ids is None]))
-        for side, part, document in wanted:
-            ids = next(encoded) if document.ids is None else document.ids
-            # An earlier document of this batch may have filled it.
-            if self._full(side, part):
+    def _read_split(self) -> Split:
+        """Survey the text, unless an earlier start has."""
+        path = self.folder / "split.json"
+        if not path.exists():
+            split = survey(self.data, self.text, self.tell)
+            write_whole(path, json.dumps(split))
+        return Split(*json.loads(path.read_text("utf-8")))
+
+    def _read_tokenizer(self) -> Tokenizer:
+        """Load or train the tokenizer, unless an earlier start has."""
+        path = self.folder / "tokenizer.json"
+        if not path.exists():
+            size = bpe_size(self.data.tokenizer)
+            if size:
+                self.tell(f"training a tokenizer of {size:,} tokens", 0, None)
+                tokenizer = train_tokenizer(size, self._sample())
+            else:
+                tokenizer = load_tokenizer(self.data.tokenizer)
+            with made_beside(path) as beside:
+                tokenizer.save(beside)
+        return load_tokenizer(path)
+
+    def _sample(self) -> Iterator[str]:
+        """Yield the beginning of each source's training text, by weight."""
+        most = min(TOKENIZER_SAMPLE, 8 * (self.limits.train or TOKENIZER_SAMPLE))
+        left = apportion(self._weights, most)
+        for source in self.text.sources:
+            if source.validates:
                 continue
-            self._writers[side, part].add(ids, document.id)
-            self.written[side]["documents"] += 1
-            if document.ids is None:
-                size = len(document.content())
-            else:  # of ids that are in the vocabulary: others have been refused by now
-                size = int(self.tokenizer.byte_lengths[ids].sum())
-            self.written[side]["bytes"] += size
+            for document in self._reader(source, Tally()).documents():
+                for side, pieces in self._split.sides(document, source):
+                    for piece in cut_pieces(pieces):
+                        if side == "train" and left[source.part] > 0:
+                            left[source.part] -= len(piece)
+                            yield piece
+                if left[source.part] <= 0:
+                    break
 
-        tokens = sum(writer.tokens for writer in self._writers.values())
-        if self.total is None:
-            most = sum(self._limits.values()) or None
-            self.tell("tokens prepared", tokens, most)
-            return
-        done = sum(side["bytes"] for side in self.written.values())
-        if done and not self._room_checked:  # the first batch says how many tokens a byte makes
-            self._check_room(int(self.total * tokens / done))
-        self.tell("bytes tokenized", done, self.total)
+    def _reader(self, source: Source, tally: Tally) -> Reader:
+        return Reader(source, tally, self.data.on_bad_document == "skip")
 
-    def _closed_shards(self) -> int:
-        return sum(len(writer.entries) for writer in self._writers.values())
+    def _prepare_writers(self) -> None:
+        self._writers: dict[tuple[str, int], ShardWriter] = {}
+        self._limits: dict[tuple[str, int], int] = {}
+        self._counts = {f"{side} {what}": 0 for side in SIDES for what in ("documents", "bytes")}
+        for side, limit in zip(SIDES, self.limits, strict=True):
+            for part in range(len(self._weights)):
+                name = side if len(self._weights) == 1 else f"{side}-{part}"
+                self._writers[side, part] = ShardWriter(
+                    self.folder, name, self._tokenizer.vocab_size
+                )
+                if limit is not None:
+                    self._limits[side, part] = apportion(self._weights, limit)[part]
 
-    def _full(self, side: str, part: int) -> bool:
-        return self._writers[side, part].tokens >= self._limits.get((side, part), math.inf)
+    def _batches(self) -> Iterator[tuple[list[Piece], dict[str, Any]]]:
+        """Yield pieces, and the place in the text behind them, where a later start can begin."""
+        batch: list[Piece] = []
+        size = 0
+        begin = self._place
+        for number in range(begin["source"], len(self.text.sources)):
+            source = self.text.sources[number]
+            reader = self._reader(source, self._tally)
+            place = {**begin, "source": number, "tally": asdict(self._tally)}
+            done = 0
+            for piece in self._pieces(reader, begin["position"]):
+                done += len(piece.text)
+                if done <= begin["characters"]:
+                    continue
+                batch.append(piece)
+                size += len(piece.text)
+                is_full = size >= BATCH or len(batch) >= _BATCH_PIECES
+                if is_full and (piece.is_last or source.is_whole):
+                    if source.is_whole:
+                        place["characters"] = done
+                    else:
+                        place |= {"position": reader.position(), "tally": asdict(self._tally)}
+                    yield batch, dict(place)
+                    batch = []
+                    size = 0
+                if piece.is_last and self._has_enough(source):
+                    break
+            begin = _BEGIN
+            # Where a limit ends a source depends on how many batches wait: begin a new batch.
+            if batch and self.limits.train is not None:
+                yield batch, {**begin, "source": number + 1, "tally": asdict(self._tally)}
+                batch = []
+                size = 0
+        yield batch, {}
 
-    def _has_enough(self, part: int) -> bool:
-        """Return whether the limits of the source that is being read are reached."""
-        # Validation texts are read first (`split_documents`).
-        if self.cursor.source < len(self.split.valid):
-            return self._full("valid", part)
-        # Then, if there were any, the other sources give training text only.
-        if self.split.valid:
-            return self._full("train", part)
-        return self._full("train", part) and self._full("valid", part)
+    def _pieces(self, reader: Reader, position: dict[str, Any] | None) -> Iterator[Piece]:
+        """Yield the pieces of a source's documents."""
+        source = reader.source
+        for document in reader.documents(position):
+            self._check_overlap(source, document)
+            for side, texts in self._split.sides(document, source):
+                pieces = cut_pieces(texts)
+                if not self._tokenizer.can_cut:
+                    pieces = iter(["".join(texts)])
+                before = ""
+                for text in pieces:
+                    if before:
+                        yield Piece(side, source.part, before, is_last=False)
+                    before = text
+                if before:
+                    yield Piece(side, source.part, before, is_last=True)
 
-    def _check_room(self, tokens: int) -> None:
-        """Refuse a disk that has less room than so many tokens take."""
-        self._room_checked = True
-        needed = tokens * dtype_for(self.tokenizer.vocab_size).itemsize
-        free = free_bytes(self.folder)
-        if needed > free:
-            raise DiskError(
-                f"the disk of the cache {self.folder.parent} has too little room:"
-                f" about {needed:,} bytes needed, {free:,} bytes free\n"
-                "  make room, set EFFTRAIN_CACHE to a folder on another disk,"
-                " or lower data.max_tokens"
+    def _check_overlap(self, source: Source, document: Document) -> None:
+        """Remember a document of validation's own text; count a training document that repeats
+        one."""
+        if source.validates:
+            self._known.add(document.number)
+        elif document.number in self._known:
+            if not self.data.allow_overlap:
+                raise DataError(
+                    f"{document.place} is word for word in the validation text, which would measure"
+                    " memory\n  remove it from one side, or set data.allow_overlap = true"
+                )
+            self._tally.overlap += 1
+
+    def _is_full(self, side: str, part: int) -> bool:
+        limit = self._limits.get((side, part))
+        return limit is not None and self._writers[side, part].tokens >= limit
+
+    def _wants(self, piece: Piece) -> bool:
+        """Return whether a piece is written: its side has room, or its document is begun."""
+        writer = self._writers[piece.side, piece.part]
+        return writer.in_document or not self._is_full(piece.side, piece.part)
+
+    def _has_enough(self, source: Source) -> bool:
+        """Return whether the limits of the sides that a source serves are reached."""
+        sides = ("valid",) if source.validates else SIDES
+        if not source.validates and self.text.has_valid:
+            sides = ("train",)
+        return all(self._is_full(side, source.part) for side in sides)
+
+    def _write(
+        self, batch: list[Piece], place: dict[str, Any], encoded: Future[list[np.ndarray]]
+    ) -> None:
+        """Write a batch; if it fills a shard, close all and save the place behind it."""
+        for piece, ids in zip(batch, encoded.result(), strict=True):
+            if not self._wants(piece):
+                continue
+            writer = self._writers[piece.side, piece.part]
+            writer.in_document = not piece.is_last
+            if piece.is_last:
+                ids = np.append(ids, np.uint32(self._tokenizer.eot_id))
+                self._counts[f"{piece.side} documents"] += 1
+            writer.add(ids)
+            self._counts[f"{piece.side} bytes"] += len(piece.text.encode())
+        writers = self._writers.values()
+        self.tell("tokens prepared", sum(writer.tokens for writer in writers), None)
+        if place and any(writer.open_tokens >= SHARD_TOKENS for writer in writers):
+            for writer in writers:
+                writer.close()
+            progress = Progress(
+                place=place,
+                counts=self._counts,
+                shards=[writer.entries for writer in writers],
+                in_document=[writer.in_document for writer in writers],
             )
-        if needed > 1 << 28:
-            self.tell(
-                f"the shards will take about {human_bytes(needed)}; {human_bytes(free)} are free",
-                0,
-                None,
-            )
+            write_record(self.folder / PROGRESS, progress)
 
-    # The place on disk.
-
-    def _save(self) -> None:
-        """Save the place that a later start continues from."""
-        cursor = self.cursor
-        progress = {
-            "schema_version": 1,
-            "tokenizer_sha256": self.tokenizer.sha256,
-            "source": cursor.source,
-            "taken": cursor.taken,
-            "hub": None if cursor.hub is None else cursor.hub.state(),
-            # Not "tally": older versions kept the documents held out in a file of their own.
-            "counted": asdict(self.tally),
-            "written": self.written,
-            "writers": [writer.sync() for writer in self._writers.values()],
-        }
-        write_whole(self.folder / PROGRESS, sealed_text(progress))
-
-    def _take_up(self) -> None:
-        """Continue from what `_save` left; begin anew if that is damaged."""
+    def _continue(self) -> None:
+        """Continue from what `_write` saved."""
+        self._place = _BEGIN
+        self._tally = Tally()
+        self._known: set[int] = set()
         try:
-            record = read_record(self.folder / PROGRESS, Record)
-            progress = record.to_json()
-            if not record.is_sealed or progress["tokenizer_sha256"] != self.tokenizer.sha256:
-                raise ValueError("damaged, or made with another tokenizer")
-            tally = Tally(**progress["counted"])
-            tally.bad = BadDocuments(**progress["counted"]["bad"])
-            for writer, end in zip(self._writers.values(), progress["writers"], strict=True):
-                writer.resume(end)
-        except (DataError, OSError, ValueError, KeyError, TypeError) as error:
-            self.tell(
-                f"what an earlier start left cannot be used ({error}): starting again", 0, None
-            )
-            (self.folder / PROGRESS).unlink(missing_ok=True)
-            self.__post_init__()
+            progress = read_record(self.folder / PROGRESS, Progress)
+        except FileNotFoundError:
             return
-        self.tally = tally
-        self.written = progress["written"]
-        self.cursor = Cursor(progress["source"], progress["taken"], hub_state=progress["hub"])
+        self._place = progress.place
+        self._tally = Tally(**progress.place["tally"])
+        self._counts = progress.counts
+        for writer, entries, in_document in zip(
+            self._writers.values(), progress.shards, progress.in_document, strict=True
+        ):
+            writer.entries = entries
+            writer.in_document = in_document
+        for source in self.text.sources[: self._place["source"] + 1]:
+            if source.validates:
+                for document in self._reader(source, Tally()).documents():
+                    self._known.add(document.number)
         tokens = sum(writer.tokens for writer in self._writers.values())
-        self.tell(f"going on after {tokens:,} tokens that an earlier start prepared", 0, None)
+        self.tell(f"continuing after {tokens:,} tokens that an earlier start prepared", 0, None)
 
     def _manifest(self) -> dict[str, Any]:
-        tokenizer = self.tokenizer
-        split = self.split
-        how = "held out"
-        if split.valid:
-            how = "given"
-        elif split.threshold is None:
-            how = "cut"
+        tokenizer = self._tokenizer
+        split = "held out"
+        if self.text.has_valid:
+            split = "given"
+        elif self._split.threshold < 0:
+            split = "cut"
         manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "sources": {"train": _described(split.train), "valid": _described(split.valid)},
-            "split": how,
+            "schema_version": CorpusManifest.newest,
+            "split": split,
             "tokenizer": {
-                "spec": split.data.tokenizer,
+                "spec": self.data.tokenizer,
                 "sha256": tokenizer.sha256,
                 "file_sha256": sha256_of(self.folder / "tokenizer.json"),
                 "vocab_size": tokenizer.vocab_size,
                 "eot_id": tokenizer.eot_id,
             },
-            **self.tally.findings(),
+            "limits": self.limits._asdict(),
+            "sources": {
+                "train": describe(self.text, validates=False),
+                "valid": describe(self.text, validates=True),
+            },
+            **asdict(self._tally),
         }
-        if any(self.limits):
-            manifest["limits"] = self.limits._asdict()
         hashes = []
-        for side in _SIDES:
-            writers = [self._writers[side, part] for part in range(self._parts)]
+        for side, wanted in zip(SIDES, ("training", "validation"), strict=True):
+            writers = [writer for key, writer in self._writers.items() if key[0] == side]
             entries = list(chain.from_iterable(writer.entries for writer in writers))
+            if not entries:
+                raise DataError(
+                    f"no text is left for {wanted}\n  give more documents, or name validation text"
+                    f" in data.valid, or change data.valid_fraction ({self.data.valid_fraction:g})"
+                )
             hashes.append([entry.sha256 for entry in entries])
             manifest[side] = {
-                **self.written[side],
-                "tokens": sum(writer.tokens for writer in writers),
+                "documents": self._counts[f"{side} documents"],
+                "bytes": self._counts[f"{side} bytes"],
+                "tokens": sum(entry.tokens for entry in entries),
                 "shards": [entry.model_dump() for entry in entries],
             }
-            if self._parts > 1 and not (side == "valid" and split.valid):
+            if len(writers) > 1 and not (side == "valid" and self.text.has_valid):
                 manifest[side]["parts"] = [writer.tokens for writer in writers]
         manifest["data_hash"] = digest_of([tokenizer.sha256, *hashes])
+        counts = [manifest[side]["tokens"] for side in SIDES]
+        manifest["notes"] = list(self._notes(*counts))
         return manifest
 
+    def _notes(self, train: int, valid: int) -> Iterator[str]:
+        """Yield what a reader should know of the corpus, in sentences."""
+        size = bpe_size(self.data.tokenizer)
+        if not size:
+            yield from load_tokenizer(self.data.tokenizer).notes
+        elif self._tokenizer.vocab_size < size:
+            yield (
+                f"data.tokenizer = {self.data.tokenizer!r}: the text repeats too few pairs for"
+                f" {size:,} tokens; the vocabulary has {self._tokenizer.vocab_size:,}"
+            )
+        share = valid / (train + valid)
+        fraction = self.data.valid_fraction
+        if not self.text.has_valid and self.limits.valid is None and share < fraction / 2:
+            yield (
+                f"validation has {share:.2%} of the tokens, not {fraction:.2%}: the longest"
+                " documents are longer than that. Name validation text in data.valid"
+            )
 
-def _described(sources: tuple[Source, ...]) -> list[str]:
-    """Return the sources in words: the library once, files by path, datasets by name."""
-    described = []
-    library = 0
-    for source in sources:
-        if not isinstance(source, TextFile):
-            described.append("/".join(filter(None, (source.name, source.config))))
-        elif source.kind == "stdlib":
-            library += 1
-        else:
-            described.append(str(source.path))
+
+def describe(text: TextSources, validates: bool) -> list[str]:
+    """Return the sources of a side in words: the library once, files by path, datasets by name."""
+    sources = [source for source in text.sources if source.validates == validates]
+    names = [source.name for source in sources if source.kind != "stdlib"]
+    library = len(sources) - len(names)
     if library:
         version = platform.python_version()
-        described.insert(0, f"standard library of Python {version} ({library} files)")
-    return described
+        names.insert(0, f"standard library of Python {version} ({library} files)")
+    return names

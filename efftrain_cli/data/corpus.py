@@ -1,41 +1,28 @@
 """A prepared corpus: two splits of token shards, their tokenizer, and a manifest that binds them
 together.
 
-A shard is 1,024 bytes that say what the file is, and then the ids, little-endian. Shards written
-before are the same but for JSON in the first bytes, which nothing reads. The size is checked
-whenever a shard is opened, so truncation never goes unseen. The ids are checked all at once by
-`TokenShards.verify`, before training, or when a shard is first read, and again once the file has
-changed.
+A shard is a file of token ids, uint16 or uint32, little-endian, and nothing else. Sizes are checked
+whenever a corpus is opened, so truncation never goes unseen. Contents are checked by
+`Corpus.verify`, before training, and by every read from a shard whose file has changed since.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import named_errors, sha256_of
 from efftrain_cli.foundation.records import Part as Fields
-from efftrain_cli.foundation.records import Record, read_record, text_digest
-
-MAGIC = "efftrain tokens"
-SCHEMA_VERSION = 2
-"""Of a corpus; in format 1 a shard had a header of its own, and the manifest said all of it but
-documents."""
-HEADER_BYTES = 1024
-_HEADER = MAGIC.encode().ljust(HEADER_BYTES)
-_HEADER_BEFORE = b'{"magic": "efftrain tokens", '
-"""Of shards written before; the JSON goes on."""
-SHARD_TOKENS = 1 << 26
-"""A shard is closed with the document that reaches this many tokens: small enough to check in a
-tenth of a second."""
-_CHUNK = 1 << 22  # tokens checked at a time
+from efftrain_cli.foundation.records import Record, read_record, text_digest, write_record
 
 
 class ShardEntry(Fields):
@@ -43,9 +30,8 @@ class ShardEntry(Fields):
 
     file: str
     tokens: int
-    """Token ids, end-of-text tokens included."""
     sha256: str
-    """Of the ids as stored."""
+    """Of the file."""
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
@@ -55,92 +41,51 @@ def dtype_for(vocab_size: int) -> np.dtype:
 
 @dataclass
 class ShardWriter:
-    """Writes documents as shards `<prefix>-00000.bin`, ... into a folder that nobody reads yet.
-
-    Every file is synced to disk when it is closed; the folder becomes visible by a rename, which is
-    the caller's.
-    """
+    """Writes token ids as shards `<prefix>-00000.bin`, ... into a folder that nobody reads yet."""
 
     folder: Path
     prefix: str
     vocab_size: int
-    eot_id: int
-    shard_tokens: int = SHARD_TOKENS
     entries: list[ShardEntry] = field(default_factory=list)
-    """Of the shards that are closed."""
-    tokens: int = 0
-    """Ids written, end-of-text tokens included."""
-    _file: IO[bytes] | None = None
-    _tokens: int = 0
+    """Of the closed shards."""
+    open_tokens: int = 0
     """Ids of the open shard."""
+    in_document: bool = False
+    """Whether the last document goes on."""
+    _file: IO[bytes] | None = None
 
-    def add(self, ids: np.ndarray, document: str) -> None:
-        """Append one document and its end of text.
-
-        Raises:
-            DataError: an id is not below the vocabulary size.
-            OSError: the disk refused; the error names the shard.
-        """
-        if len(ids) and int(ids.max()) >= self.vocab_size:
-            at = int(np.argmax(ids >= self.vocab_size))
-            raise DataError(
-                f"{document}: token {at} is {int(ids[at])},"
-                f" but the tokenizer's vocabulary has {self.vocab_size} tokens (ids from 0):"
-                " the tokenizer's files do not belong together"
-            )
-        with named_errors(self._path):
-            if self._file is None:
-                self._file = open(self._path, "wb")  # noqa: SIM115  closed by close()
-                self._file.write(_HEADER)
-                self._hash = hashlib.sha256()
-            stored = np.empty(len(ids) + 1, dtype=dtype_for(self.vocab_size))
-            stored[:-1] = ids
-            stored[-1] = self.eot_id
-            content = stored.tobytes()
-            self._file.write(content)
-        self._hash.update(content)
-        self._tokens += len(stored)
-        self.tokens += len(stored)
-        if self._tokens >= self.shard_tokens:
-            self.close()
+    @property
+    def tokens(self) -> int:
+        """Ids of all shards."""
+        return self.open_tokens + sum(entry.tokens for entry in self.entries)
 
     @property
     def _path(self) -> Path:
         return self.folder / f"{self.prefix}-{len(self.entries):05d}.bin"
 
-    def sync(self) -> dict[str, Any]:
-        """Flush what is written to disk and return where it ends: closed shards, and tokens of the
-        open one."""
-        if self._file is not None:
-            self._flush(self._file)
-        shards = [entry.model_dump() for entry in self.entries]
-        return {"shards": shards, "tokens": self._tokens}
-
-    def resume(self, at: dict[str, Any]) -> None:
-        """Take up what `sync` left on disk and cut off what came after.
+    def add(self, ids: np.ndarray) -> None:
+        """Append ids.
 
         Raises:
-            DataError: less is there.
+            DataError: an id is not below the vocabulary size.
+            OSError: the disk refused; the error names the shard.
         """
-        self.entries = [ShardEntry(**entry) for entry in at["shards"]]
-        self.tokens = sum(entry.tokens for entry in self.entries) + at["tokens"]
-        self.opened()
-        if not at["tokens"]:
+        if len(ids) == 0:
             return
-        size = HEADER_BYTES + at["tokens"] * dtype_for(self.vocab_size).itemsize
-        try:
-            file = open(self._path, "r+b")  # noqa: SIM115  closed by close()
-            if os.path.getsize(self._path) < size:
-                raise damaged(self._path, "cut short")
-        except OSError as error:
-            raise damaged(self._path, f"cannot be read: {error.strerror}") from error
-        file.truncate(size)
-        file.seek(HEADER_BYTES)
-        self._hash = hashlib.sha256()
-        while chunk := file.read(1 << 22):
-            self._hash.update(chunk)
-        self._file = file
-        self._tokens = at["tokens"]
+        largest = int(ids.max())
+        if largest >= self.vocab_size:
+            raise DataError(
+                f"token id {largest}, but the tokenizer's vocabulary has {self.vocab_size} tokens"
+                " (ids from 0)\n  give files of a tokenizer that belong together"
+            )
+        content = ids.astype(dtype_for(self.vocab_size)).tobytes()
+        with named_errors(self._path):
+            if self._file is None:
+                self._file = open(self._path, "wb")  # noqa: SIM115  closed by close()
+                self._hash = hashlib.sha256()
+            self._file.write(content)
+        self._hash.update(content)
+        self.open_tokens += len(ids)
 
     def close(self) -> None:
         """Flush the open shard to disk; nothing happens if none is open."""
@@ -148,108 +93,13 @@ class ShardWriter:
             return
         with named_errors(self._path), self._file as file:
             self._file = None
-            self._flush(file)
-        entry = ShardEntry(file=self._path.name, tokens=self._tokens, sha256=self._hash.hexdigest())
-        self.entries.append(entry)
-        self._tokens = 0
-
-    def _flush(self, file: IO[bytes]) -> None:
-        with named_errors(self._path):
             file.flush()
             os.fsync(file.fileno())
-
-    def opened(self) -> TokenShards:
-        """Open the shards that are closed."""
-        return TokenShards(
-            [open_shard(self.folder, entry, self.vocab_size) for entry in self.entries]
+        digest = self._hash.hexdigest()
+        self.entries.append(
+            ShardEntry(file=self._path.name, tokens=self.open_tokens, sha256=digest)
         )
-
-
-@dataclass
-class Shard:
-    """One open shard."""
-
-    path: Path
-    ids: np.ndarray
-    """Memory-mapped ids, uint16 or uint32 (tokens,)."""
-    sha256: str
-    vocab_size: int
-    """Every id is below this."""
-    verified: tuple[int, ...] | None = None
-    """Stamp of the file when its ids were last compared with sha256 and vocabulary."""
-
-    def check(self) -> None:
-        """Verify the ids before their first use, and again if the file has changed since.
-
-        Costs one `stat` if the file is as it was. Reading past the end of a file that was cut would
-        kill the process (SIGBUS).
-
-        Raises:
-            DataError: the file was cut short, or its ids are not those that were written.
-        """
-        try:
-            stat = os.stat(self.path)
-        except FileNotFoundError:  # removed by its name only: the mapped content stays
-            stamp = self.verified or ()
-        except OSError as error:
-            raise damaged(self.path, f"cannot be read: {error.strerror}") from error
-        else:
-            expected = HEADER_BYTES + self.ids.nbytes
-            if stat.st_size < expected:
-                sizes = f"{stat.st_size:,} bytes where {expected:,} were when it was opened"
-                raise damaged(self.path, f"{sizes}: the file was cut short while in use")
-            # The change time cannot be set back, as the modification time can.
-            stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-        if self.verified != stamp:
-            self._verify()
-            self.verified = stamp
-
-    def _verify(self) -> None:
-        """Read every id once; fail if one is beyond the vocabulary or the sha256 differs."""
-        digest = hashlib.sha256()
-        for start in range(0, len(self.ids), _CHUNK):
-            chunk = self.ids[start : start + _CHUNK]
-            digest.update(chunk.data)
-            if int(chunk.max()) >= self.vocab_size:
-                at = start + int(np.argmax(chunk >= self.vocab_size))
-                place = f"token {at} (byte {HEADER_BYTES + at * self.ids.itemsize})"
-                raise damaged(
-                    self.path,
-                    f"{place} is {int(self.ids[at])},"
-                    f" but the vocabulary has {self.vocab_size} tokens",
-                )
-        if digest.hexdigest() != self.sha256:
-            hashes = f"sha256 {digest.hexdigest()[:12]}..., manifest {self.sha256[:12]}..."
-            raise damaged(
-                self.path,
-                f"its tokens are not those that were written ({hashes}): the file is damaged",
-            )
-
-
-def open_shard(folder: Path, entry: ShardEntry, vocab_size: int) -> Shard:
-    """Open a shard of a corpus.
-
-    Raises:
-        DataError: it is missing, cut short, too long or no shard.
-    """
-    path = folder / entry.file
-    dtype = dtype_for(vocab_size)
-    expected = HEADER_BYTES + entry.tokens * dtype.itemsize
-    try:
-        with open(path, "rb") as file:
-            start = file.read(HEADER_BYTES)
-        size = path.stat().st_size
-        if size != expected:
-            what = "cut short" if size < expected else "longer than its manifest says"
-            sizes = f"{size:,} bytes where {expected:,} are expected"
-            raise damaged(path, f"{sizes}: the file is {what}")
-        if start != _HEADER and not start.startswith(_HEADER_BEFORE):
-            raise damaged(path, "not a token shard, or its first bytes are damaged")
-        # A plain array over the map: slicing np.memmap itself costs several times as much.
-        ids = np.memmap(path, dtype, "r", HEADER_BYTES, (entry.tokens,)).view(np.ndarray)
-    except OSError as error:
-        raise damaged(path, f"cannot be read: {error.strerror}") from error
-    return Shard(path, ids, entry.sha256, vocab_size)
+        self.open_tokens = 0
 
 
 class Part(NamedTuple):
@@ -261,67 +111,118 @@ class Part(NamedTuple):
     tokens: int
 
 
+def apportion(weights: list[float], total: int) -> list[int]:
+    """Share out `total` by weight in whole numbers, largest remainders first (Hamilton)."""
+    exact = [weight * total / sum(weights) for weight in weights]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda i: shares[i] - exact[i])
+    for i in by_remainder[: total - sum(shares)]:
+        shares[i] += 1
+    return shares
+
+
 @dataclass
 class TokenShards:
-    """The shards of one split, read as a single sequence of tokens."""
+    """The shards of one split, read as a single sequence of tokens.
 
-    shards: list[Shard]
+    Raises:
+        DataError: a shard is missing, or not of the size that the manifest says.
+    """
+
+    folder: Path
+    entries: list[ShardEntry]
+    vocab_size: int
     parts: tuple[Part, ...] = ()
     """The sources in their order, where there are several; their tokens stand one after the
     other."""
     documents: int = 0
-    _ends: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._ends = np.cumsum([len(shard.ids) for shard in self.shards])
+        self._ends = np.cumsum([entry.tokens for entry in self.entries], dtype=np.int64)
+        self.stamps = [self._stamp(entry) for entry in self.entries]
+        """What each file was when it was opened or last verified."""
+        # A plain array over the map: slicing np.memmap itself costs several times as much.
+        self.ids = [
+            np.memmap(self.folder / entry.file, dtype_for(self.vocab_size), "r").view(np.ndarray)
+            for entry in self.entries
+        ]
+        """Ids of each shard, memory-mapped."""
 
     @property
     def tokens(self) -> int:
         """Token ids, end-of-text tokens included."""
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return sum(entry.tokens for entry in self.entries)
 
     @property
     def sha256(self) -> str:
         """Fingerprint of every id in order, as the manifest states it."""
-        return text_digest("\n".join(shard.sha256 for shard in self.shards))
+        return text_digest("\n".join(entry.sha256 for entry in self.entries))
 
-    def read(self, starts: Iterable[int], length: int) -> np.ndarray:
+    def read(self, starts: Sequence[int] | np.ndarray, length: int) -> np.ndarray:
         """Return `length` ids from each of `starts`, int64 (starts, length).
 
-        Each shard that is read is checked once a call, by `Shard.check`.
+        Raises:
+            DataError: a shard's file has changed, and its ids are not those that were written.
         """
-        starts = list(starts)
-        out = np.empty((len(starts), length), dtype=np.int64)
-        checked = set()
-        first_shards = np.searchsorted(self._ends, starts, side="right").tolist()
-        for row, (start, number) in enumerate(zip(starts, first_shards, strict=True)):
-            done = 0
-            while done < length:
-                if number not in checked:
-                    self.shards[number].check()
-                    checked.add(number)
-                ids = self.shards[number].ids
-                begin = start + done - (int(self._ends[number]) - len(ids))
-                part = ids[begin : begin + length - done]
-                out[row, done : done + len(part)] = part
-                done += len(part)
-                number += 1
+        first = np.asarray(starts, dtype=np.int64)
+        out = np.empty((len(first), length), dtype=np.int64)
+        shards = np.searchsorted(self._ends, first, side="right")
+        last = np.searchsorted(self._ends, first + length - 1, side="right")
+        for number in np.unique(np.concatenate([shards, last])).tolist():
+            self._check(number)
+            ids = self.ids[number]
+            begin = int(self._ends[number]) - len(ids)
+            rows = (shards == number) & (last == number)
+            if rows.any():
+                out[rows] = sliding_window_view(ids, length)[first[rows] - begin]
+        for row in np.flatnonzero(shards != last).tolist():
+            inside = self.ids[shards[row] : last[row] + 1]
+            skip = int(first[row] - self._ends[shards[row]]) + len(inside[0])
+            out[row] = np.concatenate(inside)[skip : skip + length]
         return out
 
-    def verify(self) -> None:
-        """Check every shard, by `Shard.check`."""
-        for shard in self.shards:
-            shard.check()
+    def verify(self, known: dict[str, list[int]]) -> None:
+        """Compare every shard with its sha256 whose file differs from a stamp in `known`.
+
+        Raises:
+            DataError: one differs.
+        """
+        for number, entry in enumerate(self.entries):
+            self.stamps[number] = known.get(entry.file, [])
+            self._check(number)
+
+    def _check(self, number: int) -> None:
+        """Compare a shard with its sha256 if its file has changed: a read past the end of a file
+        that was cut would end the process (SIGBUS)."""
+        entry = self.entries[number]
+        stamp = self._stamp(entry)
+        if stamp == self.stamps[number]:
+            return
+        path = self.folder / entry.file
+        if sha256_of(path) != entry.sha256:
+            raise damaged(path, "its tokens are not those that were written")
+        self.stamps[number] = stamp
+
+    def _stamp(self, entry: ShardEntry) -> list[int]:
+        """Return what changes with the content of a shard's file; check its size."""
+        path = self.folder / entry.file
+        expected = entry.tokens * dtype_for(self.vocab_size).itemsize
+        try:
+            stat = path.stat()
+        except OSError as error:
+            raise damaged(path, f"cannot be read: {error.strerror}") from error
+        if stat.st_size != expected:
+            raise damaged(path, f"{stat.st_size:,} bytes where {expected:,} are expected")
+        # The change time cannot be set back, as the modification time can.
+        return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
 def damaged(path: Path, what: str) -> DataError:
-    """Return the error of a file of a prepared corpus that cannot be used, with the way out."""
-    return DataError(
-        f"{path}: {what}. Delete the folder {path.parent} and run `efftrain prepare` again"
-    )
+    """Return the error of a file of a prepared corpus that cannot be used."""
+    return DataError(f"{path}: {what}\n  delete {path.parent} and run `efftrain prepare` again")
 
 
-class Made(Fields):
+class TokenizerEntry(Fields):
     """The tokenizer of a corpus."""
 
     sha256: str
@@ -343,14 +244,23 @@ class SplitEntry(Fields):
 class CorpusManifest(Record):
     """manifest.json of a prepared corpus."""
 
-    newest: ClassVar[int] = SCHEMA_VERSION
+    newest: ClassVar[int] = 3
     restore: ClassVar[str] = "Delete its folder and run `efftrain prepare` again"
 
     schema_version: int
-    tokenizer: Made
+    tokenizer: TokenizerEntry
     train: SplitEntry
     valid: SplitEntry
     data_hash: str
+    notes: list[str]
+
+
+class Verified(Record):
+    """verified.json beside the shards: what their files were when they were last verified."""
+
+    newest: ClassVar[int] = 1
+
+    stamps: dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -376,12 +286,30 @@ class Corpus:
     manifest: dict[str, Any]
     """What prepare found: sources, counts, overlap, skipped documents."""
     notes: tuple[str, ...] = ()
-    """What a reader should know of how the text was found, in sentences."""
+    """What a reader should know of how the text was prepared, in sentences."""
 
-    def verify(self) -> None:
-        """Compare every token with its shard's sha256; a `DataError` names a damaged shard."""
-        self.train.verify()
-        self.valid.verify()
+    def verify(self, full: bool = False) -> None:
+        """Compare with its sha256 every shard that has changed since it was last verified.
+
+        Args:
+            full: compare all of them.
+
+        Raises:
+            DataError: one is damaged.
+        """
+        path = self.folder / "verified.json"
+        known: dict[str, list[int]] = {}
+        if not full:
+            with suppress(DataError, OSError):
+                known = read_record(path, Verified).stamps
+        stamps = {}
+        for side in (self.train, self.valid):
+            side.verify(known)
+            for entry, stamp in zip(side.entries, side.stamps, strict=True):
+                stamps[entry.file] = stamp
+        if stamps != known:
+            with suppress(OSError):  # another user's cache
+                write_record(path, Verified(stamps=stamps))
 
 
 def open_corpus(
@@ -403,31 +331,29 @@ def open_corpus(
         raise damaged(path, "missing") from None
     if not record.is_sealed:
         raise damaged(path, "it does not match its own sha256")
+    tokenizer = record.tokenizer
     tokenizer_path = folder / "tokenizer.json"
-    made = record.tokenizer
-    if not tokenizer_path.is_file() or sha256_of(tokenizer_path) != made.file_sha256:
+    if not tokenizer_path.is_file() or sha256_of(tokenizer_path) != tokenizer.file_sha256:
         raise damaged(tokenizer_path, "missing or changed since the corpus was prepared")
-
-    def open_split(side: SplitEntry) -> TokenShards:
-        shards = [open_shard(folder, entry, made.vocab_size) for entry in side.shards]
+    splits = []
+    for side in (record.train, record.valid):
         parts = []
-        if side.parts:
-            for source, tokens in zip(sources, side.parts, strict=True):
-                parts.append(Part(*source, tokens))
-        return TokenShards(shards, tuple(parts), side.documents)
-
-    train = open_split(record.train)
-    valid = open_split(record.valid)
+        for source, tokens in zip(sources, side.parts or (), strict=False):
+            parts.append(Part(*source, tokens))
+        splits.append(
+            TokenShards(folder, side.shards, tokenizer.vocab_size, tuple(parts), side.documents)
+        )
+    train, valid = splits
     return Corpus(
         folder,
         train,
         valid,
         tokenizer_path,
-        made.vocab_size,
-        made.eot_id,
-        tokenizer_sha256=made.sha256,
+        tokenizer.vocab_size,
+        tokenizer.eot_id,
+        tokenizer_sha256=tokenizer.sha256,
         data_hash=record.data_hash,
         bytes_per_token=record.valid.bytes / valid.tokens,
         manifest=record.to_json(),
-        notes=notes,
+        notes=(*record.notes, *notes),
     )

@@ -6,14 +6,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from efftrain_cli.data.text import BadDocuments, Document, HubDataset, problem_of
+from efftrain_cli.data.sources import Source
 from efftrain_cli.foundation.errors import DataError
 
 PROBE_SECONDS = 1.0
@@ -57,89 +56,50 @@ def hub_off() -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
-@dataclass
-class HubReader:
-    """Streams a Hub dataset, and says how far it has come, so that a later stream can begin there.
+def open_dataset(source: Source) -> Any:
+    """Return the rows of a file that `datasets` reads, or of a Hub dataset, streamed.
 
-    `source.name` may also be a local folder in the Hub's layout. If the Hub cannot be asked, a copy
-    that `datasets` has in its cache is read instead.
+    If the Hub cannot be asked, a copy is read that `datasets` or `hf download` has in its cache.
 
     Raises:
-        DataError: (by `documents`) the Hub, the dataset, its configuration, split or field cannot
-            be had.
+        DataError: neither the Hub nor a copy can be had, or a Parquet file lacks the text's column.
     """
+    import datasets
 
-    source: HubDataset
-    text_field: str
-    bad: BadDocuments
-    begin: dict[str, Any] | None = None
-    """What `state` returned; documents up to there are passed over, whole files of them without
-    being downloaded."""
-    _row: int = 0
-    _rows: Any = None
+    datasets.logging.set_verbosity(100)  # every error is raised too
+    if source.kind == "hub":
+        reason = "" if Path(source.name).is_dir() else hub_unreachable()
+        return _cached(source, reason) if reason else _streamed(source)
+    options: dict[str, Any] = {}
+    if source.kind == "csv":
+        # Else pandas reads "NA" as no text, and "12" as a number.
+        options = {"converters": {source.text_field: str}, "keep_default_na": False}
+    if source.kind == "parquet":
+        import pyarrow.parquet
 
-    def state(self) -> dict[str, Any]:
-        """Return the place after the document that was read last, as JSON values."""
-        place = None
-        if hasattr(self._rows, "state_dict"):
-            place = self._rows.state_dict()
-        return {"row": self._row, "dataset": place}
-
-    def documents(self) -> Iterator[Document]:
-        source = self.source
-        bad = self.bad
-        reason = ""
-        if not Path(source.name).is_dir():
-            reason = hub_unreachable()
-        try:
-            rows = _cached(source) if reason else _streamed(source)
-            if self.begin is not None:
-                self._row = int(self.begin["row"])
-                if self.begin["dataset"] is None:
-                    rows = rows.skip(self._row)
-                else:
-                    rows.load_state_dict(self.begin["dataset"])
-            self._rows = rows
-            for record in rows:
-                self._row += 1
-                if self.text_field not in record:
-                    raise DataError(
-                        f"dataset {source.name!r}: no field {self.text_field!r};"
-                        f" it has {', '.join(map(repr, record))}\n"
-                        "  name the field of the text: --set data.text_field=FIELD"
-                    )
-                text = record[self.text_field]
-                if problem := problem_of(text, self.text_field):
-                    bad.found(f"{source.name}: row {self._row}", problem)
-                else:
-                    yield from bad.read(f"{source.name}:{self._row}", text)
-        except DataError:
-            raise
-        except Exception as error:  # datasets raises a dozen classes of five libraries
-            if reason:
-                copy = "copy"
-                if source.revision is not None:
-                    copy = f"copy of revision {source.revision!r}"
-                raise DataError(
-                    f"data.{source.purpose} = {source.name!r} is neither a file nor a folder here,"
-                    f" the Hugging Face Hub cannot be asked ({reason}),"
-                    f" and the Hub's caches have no {copy}\n"
-                    f"  connect, or name local files, or use data.{source.purpose}=stdlib"
-                ) from error
-            summary = " ".join(str(error).split())[:400]
-            raise DataError(
-                f"dataset {source.name!r}, after {self._row:,} rows: {type(error).__name__}:"
-                f" {summary}\n"
-                '  write "owner/name/config" if a dataset has several configurations;'
-                " data.split names a split\n  the same command goes on where this one stopped"
-            ) from error
+        names = pyarrow.parquet.read_schema(source.name).names
+        if source.text_field not in names:
+            raise no_field(source.name, source.text_field, names)
+        options = {"columns": [source.text_field]}
+    return datasets.load_dataset(
+        source.kind, data_files=source.name, split="train", streaming=True, **options
+    )
 
 
-def _streamed(source: HubDataset) -> Any:
+def no_field(place: str, name: str, names: Sequence[str]) -> DataError:
+    """Return the error of a record without the field of the text."""
+    listed = ", ".join(map(repr, names[:8]))
+    return DataError(
+        f"{place}: no field {name!r}; it has {listed}\n"
+        "  name the field of the text: --set data.text_field=FIELD"
+    )
+
+
+def _streamed(source: Source) -> Any:
     import datasets
 
     splits = []
-    if source.purpose == "valid":
+    if source.validates:
         splits = datasets.get_dataset_split_names(
             source.name, source.config, revision=source.revision
         )
@@ -152,9 +112,13 @@ def _streamed(source: HubDataset) -> Any:
     )
 
 
-def _cached(source: HubDataset) -> Any:
+def _cached(source: Source, reason: str) -> Any:
     """Return what `datasets` has prepared before, else what `hf download --repo-type dataset` has
-    fetched."""
+    fetched.
+
+    Args:
+        reason: why the Hub cannot be asked.
+    """
     import datasets
     import huggingface_hub
 
@@ -164,15 +128,23 @@ def _cached(source: HubDataset) -> Any:
             with suppress(Exception):
                 found = datasets.load_dataset(source.name, source.config)
                 return found[_wanted(source, list(found))].to_iterable_dataset()
-        folder = huggingface_hub.snapshot_download(
-            source.name, repo_type="dataset", revision=source.revision, local_files_only=True
-        )
+        try:
+            folder = huggingface_hub.snapshot_download(
+                source.name, repo_type="dataset", revision=source.revision, local_files_only=True
+            )
+        except Exception as error:  # of several libraries
+            revision = f" of revision {source.revision!r}" if source.revision else ""
+            raise DataError(
+                f"{source.name!r} is neither a file nor a folder here, the Hugging Face Hub cannot"
+                f" be asked ({reason}), and its caches have no copy{revision}\n"
+                "  connect, or name local files"
+            ) from error
         found = datasets.load_dataset(folder, source.config, streaming=True)
         return found[_wanted(source, list(found))]
 
 
-def _wanted(source: HubDataset, splits: list[str]) -> str:
-    if source.purpose == "valid":
+def _wanted(source: Source, splits: list[str]) -> str:
+    if source.validates:
         return next(name for name in ("validation", "test", "train", *splits) if name in splits)
     return source.split or "train"
 

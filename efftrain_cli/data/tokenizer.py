@@ -2,8 +2,8 @@
 own.
 
 All are read by the `tokenizers` library; what has GPT-2's pattern is encoded by tiktoken, which is
-faster and gives the same ids. Both are imported inside functions: a run on ready shards needs none
-of them until it samples.
+several times as fast and gives the same ids. Both are imported inside functions: a run on ready
+shards needs none of them until it samples.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data import hub
+from efftrain_cli.foundation.bounds import VOCABULARY
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.records import text_digest
@@ -34,8 +33,15 @@ END_OF_TEXT = "<|endoftext|>"
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 """Names of the end-of-text token, in the order in which they are looked for."""
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
-_CHUNK = 1 << 16
-"""Characters of a chunk of a long document that is encoded alone."""
+_PIECE = 1 << 16
+"""Characters of a long document that are encoded at once, at least."""
+_BORDER = re.compile(r"(?<=\S)\n(?=\S)")
+"""A single newline: GPT-2's pattern always ends a word there, so a cut behind it changes no
+token."""
+_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+"""GPT-2's words, as tiktoken writes them: possessive where that changes no match."""
+_OTHER_BPE = ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+"""Options of a BPE that tiktoken lacks."""
 
 
 @dataclass(frozen=True)
@@ -45,75 +51,60 @@ class Tokenizer:
 
     backend: tokenizers.Tokenizer
     vocab_size: int
-    """Largest id + 1."""
+    """Largest token id + 1."""
     eot_id: int
     """Id of the end-of-text token."""
     sha256: str
     """Fingerprint of what decides the ids: vocabulary, merges, normalizer, pre-tokenizer, end of
     text."""
-    cuttable: bool
-    """Long documents may be cut at `_safe_cut` without changing a token: byte-level, GPT-2's
-    pattern, no normalizer."""
+    can_cut: bool
+    """Whether a cut at `_BORDER` changes no token: GPT-2's pattern, no normalizer."""
+    notes: tuple[str, ...] = ()
+    """What was turned off in the file, in sentences."""
 
-    parts: dict[str, Any] = field(repr=False, compare=False)
-    """`backend` as its JSON, without what decides no id."""
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Return the token ids of each text, uint32; nothing is added at either end."""
+        import numpy as np
+
+        # A prompt, or a task's few items, is not worth a second vocabulary.
+        if sum(map(len, texts)) > _PIECE and self.fast is not None:
+            encode = self.fast.encode_to_numpy
+            return [encode(text, disallowed_special=()) for text in texts]
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     @cached_property
     def fast(self) -> tiktoken.Encoding | None:
-        """The same ids by tiktoken; None where they could differ. Made at first use: checking a
-        vocabulary takes a moment."""
-        from efftrain_cli.data.gpt2_bpe import fast_encoding
+        """The same tokenizer for tiktoken; None if ids could differ.
 
-        return fast_encoding(self.backend, self.parts) if self.cuttable else None
-
-    @cached_property
-    def byte_lengths(self) -> np.ndarray:
-        """UTF-8 bytes of each id's text, int64 (vocab_size,): what a byte-level vocabulary says
-        without decoding. Others are refused: there an id's text depends on its neighbours."""
-        import numpy as np
-
-        if (self.parts["decoder"] or {}).get("type") != "ByteLevel":
-            raise DataError(
-                "token files (.bin) can be read with byte-level tokenizers only, such as GPT-2's"
-            )
-        lengths = np.zeros(self.vocab_size, dtype=np.int64)
-        for token, id in self.backend.get_vocab(with_added_tokens=False).items():
-            lengths[id] = len(token)  # each character stands for one byte
-        for token in self.parts["added_tokens"]:
-            lengths[token["id"]] = len(token["content"].encode())
-        return lengths
-
-    def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, as uint32 arrays; nothing is added at either end."""
-        import numpy as np
-
-        cut = [self._chunks(text) for text in texts]
-        encoded = iter(self._encode_chunks(list(chain.from_iterable(cut))))
-        return [np.concatenate([next(encoded) for _ in chunks]) for chunks in cut]
-
-    def _encode_chunks(self, chunks: list[str]) -> list[np.ndarray]:
-        import numpy as np
-
+        tokenizers merges the pairs that its list names, in their order; tiktoken merges any pair
+        that makes a token, in the order of ids. tests/data/test_tokenizer.py compares the two on
+        all of Unicode and on every token.
+        """
+        parts = json.loads(self.backend.to_str())
+        model = parts["model"]
+        characters = bytes_by_character()
+        vocabulary = model["vocab"]
         if (
-            sum(map(len, chunks)) < _CHUNK or self.fast is None
-        ):  # a prompt, a task's few items: not worth the check
-            return [
-                np.array(encoding.ids, dtype=np.uint32)
-                for encoding in self.backend.encode_batch_fast(chunks, add_special_tokens=False)
-            ]
-        encode = self.fast.encode_to_numpy  # without Python's lock, so threads run side by side
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(pool.map(lambda chunk: encode(chunk, disallowed_special=()), chunks))
+            not self.can_cut
+            or model["type"] != "BPE"
+            or any(map(model.get, _OTHER_BPE))
+            or not all(token["special"] for token in parts["added_tokens"])
+            or not vocabulary.keys() >= characters.keys()
+        ):
+            return None
+        merged = ["".join(pair) for pair in model["merges"]]
+        ids = [vocabulary[token] for token in merged]
+        if ids != sorted(set(ids)):
+            return None
+        ranks = {}
+        for token in (*characters, *merged):
+            ranks[bytes(characters[each] for each in token)] = vocabulary[token]
+        import tiktoken
 
-    def _chunks(self, text: str) -> list[str]:
-        if not self.cuttable or len(text) <= 2 * _CHUNK:
-            return [text]
-        chunks = []
-        start = 0
-        while (cut := _safe_cut(text, start + _CHUNK)) is not None:
-            chunks.append(text[start:cut])
-            start = cut
-        return [*chunks, text[start:]]
+        return tiktoken.Encoding(
+            "efftrain", pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens={}
+        )
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids, special tokens included."""
@@ -125,24 +116,48 @@ class Tokenizer:
         A byte-level vocabulary says them id by id. With any other each row is decoded, and a
         character that its edge cuts counts as a replacement character, 3 bytes.
         """
-        if (self.parts["decoder"] or {}).get("type") == "ByteLevel":
-            return int(self.byte_lengths[rows[rows != self.eot_id]].sum())
-        texts = [self.decode(row[row != self.eot_id].tolist()) for row in rows]
-        return sum(len(text.encode()) for text in texts)
+        import numpy as np
+
+        decoder = json.loads(self.backend.to_str())["decoder"] or {}
+        if decoder.get("type") != "ByteLevel":
+            texts = [self.decode(row[row != self.eot_id].tolist()) for row in rows]
+            return sum(len(text.encode()) for text in texts)
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, id in self.backend.get_vocab(with_added_tokens=False).items():
+            lengths[id] = len(token)  # each character stands for one byte
+        for id, added in self.backend.get_added_tokens_decoder().items():
+            lengths[id] = len(added.content.encode())
+        return int(lengths[rows[rows != self.eot_id]].sum())
 
     def save(self, path: Path) -> None:
         """Write tokenizer.json."""
         self.backend.save(str(path))
 
 
-_SINGLE_NEWLINE = re.compile(r"(?<=\S)\n(?=\S)")
+def cut_pieces(texts: Iterator[str]) -> Iterator[str]:
+    """Yield a text, given in stretches, in pieces of about `_PIECE` characters, whose ids in a row
+    are those of the text if the tokenizer `can_cut`."""
+    text = ""
+    start = 0
+    searched = 0
+    for more in texts:
+        text = text[start:] + more
+        searched -= start
+        start = 0
+        while border := _BORDER.search(text, max(start + _PIECE, searched)):
+            yield text[start : border.end()]
+            start = border.end()
+        searched = len(text) - 1
+    if start < len(text):
+        yield text[start:]
 
 
-def _safe_cut(text: str, start: int) -> int | None:
-    """Find the first place from `start` on that follows a single newline between two visible
-    characters. GPT-2's pattern always ends a word there, so cutting changes no token."""
-    found = _SINGLE_NEWLINE.search(text, start - 1)
-    return found and found.end()
+def bytes_by_character() -> dict[str, int]:
+    """Map each character of a byte-level vocabulary to its byte (GPT-2, bytes_to_unicode)."""
+    visible = [*range(ord("!"), 127), *range(ord("¡"), 173), *range(ord("®"), 256)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    characters = {chr(byte): byte for byte in visible}
+    return characters | {chr(256 + number): byte for number, byte in enumerate(hidden)}
 
 
 def bpe_size(spec: str) -> int:
@@ -153,45 +168,37 @@ def bpe_size(spec: str) -> int:
     number = spec.removeprefix("bpe:").replace("_", "")
     if not number.isdecimal() or not 257 <= int(number) <= 1_000_000:
         raise DataError(
-            f"data.tokenizer = {spec!r}: N of bpe:N"
-            " is a whole number from 257 (256 bytes and the end of text)"
+            f"data.tokenizer = {spec!r}: N of bpe:N is a whole number from 257\n"
+            "  give 256 bytes and the end of text at least, as bpe:512 does"
         )
     return int(number)
 
 
-def tokenizer_files(spec: str) -> tuple[Path, ...]:
-    """List the files that data.tokenizer names: a tokenizer.json, or vocabulary and merges; none
-    for "gpt2" and "bpe:N". One of the Hub, "owner/name", is downloaded if the Hub's cache does not
-    have it.
+def tokenizer_files(spec: str) -> list[Path]:
+    """Return the files that data.tokenizer names: a tokenizer.json, or vocabulary and merges. One
+    of the Hub, "gpt2" or "owner/name", is downloaded if the Hub's cache does not have it.
 
     Raises:
         DataError: it names nothing that is there, or the Hub cannot be asked.
     """
-    if spec == "gpt2" or bpe_size(spec):
-        return ()
     path = expanded(spec, "write data.tokenizer without ~")
-    if not path.exists():
-        nothing = (
-            f"data.tokenizer = {spec!r}: no such file or folder (looked in {Path.cwd()});"
-            ' give a tokenizer.json, a folder with GPT-2\'s vocabulary and merges, "gpt2"'
-            ' or "owner/name" (from the Hugging Face Hub) or "bpe:N" (trained on the corpus)'
-        )
-        named = hub.MODEL_NAME.fullmatch(spec)
-        if named is None or path.suffix == ".json":
-            raise DataError(nothing)
+    if path.is_file():
+        pairs = [pair for pair in _PAIRS if path.name in pair]
+        return [path.with_name(name) for name in pairs[0]] if pairs else [path]
+    for names in (("tokenizer.json",), *_PAIRS):
+        if all((path / name).is_file() for name in names):
+            return [path / name for name in names]
+    reason: object = f"looked in {Path.cwd()}"
+    named = hub.MODEL_NAME.fullmatch("openai-community/gpt2" if spec == "gpt2" else spec)
+    if named is not None and path.suffix != ".json" and not path.exists():
         try:
-            return (hub.hub_tokenizer(named[1], named[2]),)
+            return [hub.hub_tokenizer(named[1], named[2])]
         except DataError as error:
-            raise DataError(f"{nothing} (of the Hub: {error})") from error
-    if path.is_file() and path.name not in _PAIRS[0] + _PAIRS[1]:
-        return (path,)
-    folder = path if path.is_dir() else path.parent
-    for names in [("tokenizer.json",), *_PAIRS] if path.is_dir() else _PAIRS:
-        if all((folder / name).is_file() for name in names):
-            return tuple(folder / name for name in names)
+            reason = error
     raise DataError(
-        f"data.tokenizer = {spec!r}: the folder has neither tokenizer.json nor both of vocab.json"
-        " and merges.txt (or encoder.json and vocab.bpe)"
+        f"data.tokenizer = {spec!r}: no tokenizer there ({reason})\n"
+        "  give a tokenizer.json, a folder with it or with GPT-2's vocabulary and merges,"
+        ' "owner/name" of the Hugging Face Hub, or "bpe:N", which is trained on the text'
     )
 
 
@@ -201,41 +208,34 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     Raises:
         DataError: it is not there, not readable, or has no end-of-text token.
     """
-    tokenizers = _library()
-    # A folder may be called gpt2 too.
-    if isinstance(spec, Path):
-        spec = str(spec.absolute())
-    if spec == "gpt2":
-        try:
-            files: tuple[Path, ...] = (hub.hub_file("openai-community/gpt2", "tokenizer.json"),)
-        except DataError as error:
-            raise DataError(
-                f'data.tokenizer = "gpt2": {error}\n'
-                "  connect, or give the folder with GPT-2's vocabulary and merges,"
-                " a tokenizer.json, or bpe:N, which is trained on the corpus"
-            ) from error
-    else:
-        files = tokenizer_files(spec)
-    if not files:
-        raise ValueError(f"{spec!r} is trained on a corpus, not loaded")
+    import tokenizers
+
+    files = tokenizer_files(str(spec))
     try:
         if len(files) == 1:
             backend = tokenizers.Tokenizer.from_file(str(files[0]))
         else:
-            backend = _byte_level(tokenizers.models.BPE.from_file(str(files[0]), str(files[1])))
+            backend = _byte_level(tokenizers.models.BPE.from_file(*map(str, files)))
             if backend.token_to_id(END_OF_TEXT) is not None:
                 backend.add_special_tokens([END_OF_TEXT])
     except Exception as error:  # the library raises bare Exception
         raise DataError(
-            f"data.tokenizer = {spec!r}: {files[0]} cannot be read as a tokenizer: {error}"
+            f"data.tokenizer = {str(spec)!r}: {files[0]} cannot be read as a tokenizer: {error}\n"
+            "  give a tokenizer.json of the tokenizers library, or vocabulary and merges"
         ) from error
-    return _finished(backend, spec, _stated_end(files[0].parent))
+    end = None
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        config = json.loads(files[0].with_name("tokenizer_config.json").read_text("utf-8"))
+        end = config["eos_token"]
+        end = end["content"] if isinstance(end, dict) else end
+    return _finish(backend, str(spec), end)
 
 
 def train_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
     """Train a byte-level BPE of `size` tokens, end of text included; fewer if the text has too few
     pairs that repeat."""
-    tokenizers = _library()
+    import tokenizers
+
     backend = _byte_level(tokenizers.models.BPE())
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size,
@@ -244,15 +244,7 @@ def train_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return _finished(backend, f"bpe:{size}")
-
-
-def _library() -> ModuleType:
-    # Set, not left open: else every process that we start later prints a warning about forking.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    import tokenizers
-
-    return tokenizers
+    return _finish(backend, f"bpe:{size}", None)
 
 
 def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
@@ -264,60 +256,58 @@ def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
     return backend
 
 
-def _stated_end(folder: Path) -> str | None:
-    """Return the end of text that tokenizer_config.json beside a tokenizer names."""
-    try:
-        stated = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))["eos_token"]
-        return stated["content"] if isinstance(stated, dict) else stated
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+def _finish(backend: tokenizers.Tokenizer, spec: str, end: str | None) -> Tokenizer:
+    """Turn off what a file has for its training: special tokens in text, padding, truncation,
+    dropout. Find the end of text.
 
-
-def _finished(backend: tokenizers.Tokenizer, spec: str, stated: str | None = None) -> Tokenizer:
-    """Wrap the library's tokenizer: special tokens off in text, no padding, no truncation, its end
-    of text found, which a file may have `stated`."""
+    Args:
+        end: the end of text that tokenizer_config.json names.
+    """
+    # Set, not left open: else every process that we start later prints a warning about forking.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    end = next((name for name in (*_ENDS, stated) if name in vocabulary), None)
-    if end is None:
+    ends = [name for name in (*_ENDS, end) if name in vocabulary]
+    if not ends:
         raise DataError(
-            f"data.tokenizer = {spec!r} has no end-of-text token; one of {', '.join(_ENDS)}"
-            " is needed, or an eos_token in tokenizer_config.json beside it"
+            f"data.tokenizer = {spec!r} has no end-of-text token: none of {', '.join(_ENDS)}\n"
+            "  name it as eos_token in tokenizer_config.json beside it"
         )
-    if max(vocabulary.values()) >= 1 << 24:
+    largest = max(vocabulary.values())
+    if largest >= VOCABULARY:
         raise DataError(
-            f"data.tokenizer = {spec!r} has ids up to {max(vocabulary.values()):,};"
-            f" at most {1 << 24:,} tokens are read"
+            f"data.tokenizer = {spec!r} has ids up to {largest:,}; at most {VOCABULARY:,}"
+            " tokens are read\n  give a smaller vocabulary"
         )
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = True  # text that spells a special token is text
+    notes = []
+    dropout = getattr(backend.model, "dropout", None)
+    if dropout:
+        backend.model.dropout = None
+        notes.append(f"data.tokenizer: its dropout of {dropout:g}, meant for training, is off")
     parts = json.loads(backend.to_str())
-    split = parts["pre_tokenizer"] or {}
-    model = parts["model"]
-    for names in (split, model):
-        # Neither decides an id; files of the same tokenizer differ in them.
-        for name in list(names):
-            if name == "trim_offsets" or names[name] in (None, "", False):
-                del names[name]
-    identity = json.dumps(
-        [
-            model,
-            parts["normalizer"],
-            split,
-            sorted((t["id"], t["content"]) for t in parts["added_tokens"]),
-            end,
-        ],
-        sort_keys=True,
-        ensure_ascii=True,
-    )
+    split = _without_defaults(parts["pre_tokenizer"] or {})
+    added = sorted((token["id"], token["content"]) for token in parts["added_tokens"])
+    model = _without_defaults(parts["model"])
+    identity = [model, parts["normalizer"], split, added, ends[0]]
     return Tokenizer(
         backend=backend,
-        vocab_size=max(vocabulary.values()) + 1,
-        eot_id=vocabulary[end],
-        sha256=text_digest(identity),
-        cuttable=split == {"type": "ByteLevel", "use_regex": True} and parts["normalizer"] is None,
-        parts=parts,
+        vocab_size=largest + 1,
+        eot_id=vocabulary[ends[0]],
+        sha256=text_digest(json.dumps(identity, sort_keys=True)),
+        can_cut=split == {"type": "ByteLevel", "use_regex": True} and not parts["normalizer"],
+        notes=tuple(notes),
     )
+
+
+def _without_defaults(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of tokenizer.json without keys that decide no id and differ between files."""
+    return {
+        name: value
+        for name, value in part.items()
+        if name != "trim_offsets" and value not in (None, "", False)
+    }
 
 
 def bytes_per_target(path: Path, windows: np.ndarray) -> float:
@@ -329,4 +319,4 @@ def bytes_per_target(path: Path, windows: np.ndarray) -> float:
         windows: int64 (n, seq_len + 1); every id but each window's first is a target.
     """
     targets = windows[:, 1:]
-    return load_tokenizer(str(path)).text_bytes(targets) / targets.size
+    return load_tokenizer(path).text_bytes(targets) / targets.size

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from efftrain_cli.data.corpus import Part, TokenShards
-from efftrain_cli.data.split import apportion
+from efftrain_cli.data.corpus import Part, TokenShards, apportion
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.foundation.step import Batch, StepPlan

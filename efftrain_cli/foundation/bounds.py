@@ -18,10 +18,3 @@ MISTAKES = 100
 """Mistakes of a recipe that are told; more are counted."""
 LINE_BYTES = 64 << 20
 """Bytes of a line of text: a damaged or hostile archive may hold one of any length."""
-UNPACKED_BYTES = 1 << 28
-"""Bytes that a compressed file may unpack to, or UNPACKED_TIMES its own size where that is more."""
-UNPACKED_TIMES = 1000
-"""Times its own size; text packs to a tenth, and gzip's best is a thousandth."""
-JSON_BYTES = 256 << 20
-"""Bytes of a .json file that is read whole, as a list of records is; longer ones are read as JSON
-lines."""

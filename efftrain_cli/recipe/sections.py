@@ -150,7 +150,7 @@ class Data:
 
     train: Text | Texts | None = "stdlib"
     """Text to train on: "stdlib" (the running Python's standard library), files, folders or globs
-    of .txt .jsonl .json.gz .parquet .md .csv .bin, or a Hugging Face dataset "owner/name"."""
+    of .txt .jsonl .json.gz .parquet .md .csv, or a Hugging Face dataset "owner/name"."""
     sources: tuple[TextSource, ...] | None = None
     """Several texts in place of `train`, mixed by weight: [[data.sources]] with path, weight and
     text_field."""
@@ -164,7 +164,7 @@ class Data:
     text_field: Text = "text"
     """Field or column that holds a document's text in .jsonl, .json, .csv, .parquet and Hub
     datasets."""
-    format: Literal["auto", "txt", "jsonl", "json", "csv", "parquet", "bin"] = "auto"
+    format: Literal["auto", "txt", "jsonl", "json", "csv", "parquet"] = "auto"
     """How files are read. "auto": by their names; anything else is taken for every file that is
     named."""
     split: Text | None = None

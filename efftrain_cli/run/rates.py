@@ -11,7 +11,7 @@ from statistics import median
 
 from pydantic import Field
 
-from efftrain_cli.data.cache import cache_root
+from efftrain_cli.data.sources import cache_root
 from efftrain_cli.foundation.environment import planned_device
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.foundation.files import open_to_write

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.data.documents import read_documents
-from efftrain_cli.data.text import BadDocuments, find_text
+from efftrain_cli.data.documents import Reader, Tally
+from efftrain_cli.data.sources import find_sources
 from efftrain_cli.recipe.sections import Data
 from tests.fake_runs import write_jsonl
 
@@ -24,11 +24,11 @@ def write_texts(path: Path, texts: Iterable[str] = LINES) -> None:
 
 def texts(path: Path, *, field: str = "text", policy: str = "error") -> list[str]:
     """Return the documents of a file or folder."""
-    return [
-        document.text
-        for source in find_text(Data(train=str(path))).train
-        for document in read_documents(source, field, BadDocuments(policy))
-    ]
+    found = []
+    for source in find_sources(Data(train=str(path), text_field=field)).sources:
+        for document in Reader(source, Tally(), policy == "skip").documents():
+            found.append("".join(document.pieces()))
+    return found
 
 
 @pytest.fixture

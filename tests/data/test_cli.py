@@ -84,7 +84,7 @@ def test_mistakes_in_the_data_exit_with_3_and_no_traceback(efftrain, recipe, tmp
     (tmp_path / "bad.txt").write_bytes(b"fine\nnot \xff fine\n")
     bad = efftrain("pretrain", "--recipe", recipe, "--set", "data.train=bad.txt", code=3)
     assert "Traceback" not in bad.stderr
-    assert "bad.txt:2, byte 9: not UTF-8: byte 0xff" in bad.stderr
+    assert "bad.txt: line 2: not UTF-8: byte 0xff" in bad.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -175,6 +175,7 @@ def test_a_mix_is_printed_with_its_shares_and_epochs():
         "bytes_per_token": 2.0,
         "overlap": 0,
         "skipped": 2,
+        "empty": 1,
         "windows_per_epoch": 40,
         "windows_needed": 60,
         "epochs": 1.5,
@@ -191,11 +192,12 @@ def test_a_mix_is_printed_with_its_shares_and_epochs():
     stream = io.StringIO()
     recipe = load_recipe("small", ["eval.windows=4"])
     console = Console(file=stream, soft_wrap=True, highlight=False)
-    print_corpus(console, recipe, about, verified=False, train_command="efftrain pretrain")
+    print_corpus(console, recipe, about, train_command="efftrain pretrain")
     lines = stream.getvalue().split("\n")
     for line in (
         "training    1 document, 2.0 kB, 1,000 tokens",
-        "overlap     0 documents both trained and validated on, 2 documents skipped",
+        "overlap     0 documents both trained and validated on",
+        "rows        1 without text and 2 that cannot be read are left out",
         (
             "windows     40 of 256 tokens an epoch; validation on 3, 4 were asked for: the text is"
             " short"

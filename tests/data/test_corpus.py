@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import random
 import time
@@ -14,62 +13,40 @@ import pytest
 import torch
 
 from efftrain_cli.data import corpus as shards_module
-from efftrain_cli.data.corpus import (
-    HEADER_BYTES,
-    Shard,
-    ShardEntry,
-    ShardWriter,
-    TokenShards,
-    dtype_for,
-    open_shard,
-)
+from efftrain_cli.data.corpus import Corpus, ShardWriter, TokenShards, dtype_for
+from efftrain_cli.data.prepare import prepare
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.training.session import prepare_session
 from tests.damage import flip, flips
+from tests.data.conftest import data
 
 
-def write(
-    folder: Path, documents: list[list[int]], vocab_size: int = 300, shard_tokens: int = 1 << 26
-) -> TokenShards:
-    writer = ShardWriter(
-        folder,
-        "train",
-        vocab_size=vocab_size,
-        eot_id=7,
-        shard_tokens=shard_tokens,
-    )
-    for number, ids in enumerate(documents):
-        writer.add(np.array(ids, dtype=np.uint32), f"document {number}")
-    writer.close()
-    return writer.opened()
-
-
-def reopened(shard: Shard) -> TokenShards:
-    """Open a shard again that a manifest knows as it was written."""
-    entry = ShardEntry(file=shard.path.name, tokens=len(shard.ids), sha256=shard.sha256)
-    return TokenShards([open_shard(shard.path.parent, entry, shard.vocab_size)])
+def write(folder: Path, *shards: list[int], vocab_size: int = 300) -> TokenShards:
+    """Write each list of ids as a shard, and open them."""
+    writer = ShardWriter(folder, "train", vocab_size)
+    for ids in shards:
+        writer.add(np.array(ids, dtype=np.uint32))
+        writer.close()
+    return TokenShards(folder, writer.entries, vocab_size)
 
 
 @pytest.mark.parametrize(
     "vocab_size, dtype", [(300, "uint16"), (65536, "uint16"), (65537, "uint32")]
 )
-def test_documents_come_back_each_with_its_end(tmp_path, vocab_size, dtype):
-    shards = write(tmp_path, [[1, 2], [], [vocab_size - 1]], vocab_size)
-    shards.verify()
-    (shard,) = shards.shards
-    assert shard.ids.tolist() == [1, 2, 7, 7, vocab_size - 1, 7]
-    assert shard.ids.dtype == dtype_for(vocab_size) == dtype
-    content = shard.path.read_bytes()
-    assert len(content) == HEADER_BYTES + 6 * np.dtype(dtype).itemsize
-    assert content.startswith(b"efftrain tokens ")
+def test_ids_come_back_and_a_file_is_nothing_else(tmp_path, vocab_size, dtype):
+    shards = write(tmp_path, [1, 2, vocab_size - 1], vocab_size=vocab_size)
+    shards.verify({})
+    assert shards.read([0], 3).tolist() == [[1, 2, vocab_size - 1]]
+    assert shards.ids[0].dtype == dtype_for(vocab_size) == dtype
+    content = (tmp_path / "train-00000.bin").read_bytes()
+    assert content == np.array([1, 2, vocab_size - 1], dtype=dtype).tobytes()
 
 
-def test_shards_close_with_a_document_and_read_as_one(tmp_path):
-    documents = [list(range(10, 10 + n)) for n in (5, 1, 9, 0, 3, 12)]
-    shards = write(tmp_path, documents, shard_tokens=8)
-    assert [len(shard.ids) for shard in shards.shards] == [8, 10, 18]
-    whole = [token for ids in documents for token in [*ids, 7]]
+def test_shards_read_as_one(tmp_path):
+    """Every stretch of every length, over joints too; a shard may be shorter than a stretch."""
+    whole = list(range(10, 46))
+    shards = write(tmp_path, whole[:8], whole[8:10], whole[10:19], whole[19:])
     assert shards.tokens == 36
     for length in (1, 4, 11, 36):
         starts = list(range(36 - length + 1))
@@ -78,53 +55,28 @@ def test_shards_close_with_a_document_and_read_as_one(tmp_path):
 
 
 def test_truncation_is_seen_at_open(tmp_path):
-    (shard,) = write(tmp_path, [list(range(8, 258))] * 4).shards
-    path = shard.path
+    shards = write(tmp_path, list(range(8, 258)))
+    path = tmp_path / "train-00000.bin"
     content = path.read_bytes()
     rng = random.Random(1)
-    for length in [
-        0,
-        1,
-        HEADER_BYTES - 1,
-        HEADER_BYTES,
-        len(content) - 1,
-        *(rng.randrange(len(content)) for _ in range(50)),
-    ]:
-        path.write_bytes(content[:length])
-        with pytest.raises(DataError, match="cut short") as refused:
-            reopened(shard)
+    lengths = [0, 1, len(content) - 1, *(rng.randrange(len(content)) for _ in range(50))]
+    for damaged in [*(content[:length] for length in lengths), content + b"\0\0"]:
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"bytes where 500 are expected\n  delete") as refused:
+            TokenShards(tmp_path, shards.entries, 300)
         assert str(path) in str(refused.value) and refused.value.exit_code == 3
-        assert "efftrain prepare" in str(refused.value)
-    path.write_bytes(content + b"\0\0")
-    with pytest.raises(DataError, match="longer than its manifest says"):
-        reopened(shard)
     path.unlink()
     with pytest.raises(DataError, match="cannot be read: No such file"):
-        reopened(shard)
+        TokenShards(tmp_path, shards.entries, 300)
 
 
-def test_every_flipped_bit_is_seen_before_its_tokens_are_used(tmp_path):
-    """200 random bits of header and ids, and those at their ends, at the first read anywhere in the
-    shard."""
-    (shard,) = write(tmp_path, [list(range(8, 258))] * 4).shards
-    for _ in flips(shard.path, 200):
-        with pytest.raises(DataError):
-            reopened(shard).read([0], 2)
-    for bit in (0, 8 * HEADER_BYTES - 1, 8 * HEADER_BYTES, -1):
-        flip(shard.path, bit)
-        with pytest.raises(DataError):
-            reopened(shard).read([0], 2)
-        flip(shard.path, bit)
-    reopened(shard).verify()
-
-
-def test_a_shard_with_a_header_of_its_own_is_read(tmp_path):
-    """Format 1: a line of JSON in front of the ids, of which the manifest knows all that counts."""
-    (shard,) = write(tmp_path, [[1, 2]]).shards
-    content = shard.path.read_bytes()
-    before = b'{"magic": "efftrain tokens", "schema_version": 1}'.ljust(HEADER_BYTES)
-    shard.path.write_bytes(before + content[HEADER_BYTES:])
-    assert reopened(shard).read([0], 3).tolist() == [[1, 2, 7]]
+def test_every_flipped_bit_is_seen(tmp_path):
+    """200 random bits."""
+    shards = write(tmp_path, list(range(8, 258)))
+    for _ in flips(tmp_path / "train-00000.bin", 200):
+        with pytest.raises(DataError, match="not those that were written"):
+            shards.verify({})
+    shards.verify({})
 
 
 @pytest.mark.parametrize("failing, ids", [("fsync", 200), ("write", 200_000), ("close", 2)])
@@ -141,27 +93,14 @@ def test_a_disk_that_refuses_a_shard_is_named(tmp_path, monkeypatch, failing, id
         full = lambda *args: open("/dev/full", "wb")  # noqa: SIM115, E731
         monkeypatch.setattr(shards_module, "open", full, False)
     with pytest.raises(OSError) as refused:
-        write(tmp_path, [[1] * ids])
+        write(tmp_path, [1] * ids)
     assert refused.value.filename == str(tmp_path / "train-00000.bin")
 
 
 def test_ids_beyond_the_vocabulary_are_refused_when_written(tmp_path):
-    with pytest.raises(DataError, match=r"document 1: token 2 is 300, but .* 300 tokens"):
-        write(tmp_path, [[1], [5, 6, 300]])
-
-
-def test_ids_beyond_the_vocabulary_are_refused_at_the_first_batch(tmp_path):
-    """F36: a shard sound in every sum, from a program that did not check."""
-    (shard,) = write(tmp_path, [list(range(8, 258))]).shards
-    content = bytearray(shard.path.read_bytes())
-    content[HEADER_BYTES + 2 * 41 : HEADER_BYTES + 2 * 42] = (300).to_bytes(2, "little")
-    shard.path.write_bytes(content)
-    shard.sha256 = hashlib.sha256(content[HEADER_BYTES:]).hexdigest()
-    with pytest.raises(DataError) as refused:
-        reopened(shard).read([0], 4)
-    assert str(refused.value).startswith(
-        f"{shard.path}: token 41 (byte {HEADER_BYTES + 82}) is 300, but the vocabulary has 300"
-    )
+    """F36: what was written is all that a verified shard can hold."""
+    with pytest.raises(DataError, match=r"token id 300, but .* 300 tokens \(ids from 0\)\n"):
+        write(tmp_path, [5, 6, 300])
 
 
 def flip_bit(path: Path, byte: int) -> None:
@@ -177,48 +116,114 @@ def flip_bit(path: Path, byte: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_shard_that_changes_after_its_check_is_checked_again(tmp_path, number):
-    """F96: a bit flipped in a shard that was sound at its first batch, in bytes not read again."""
-    shards = write(tmp_path, [list(range(8, 258))] * 4, shard_tokens=500)
-    paths = [shard.path for shard in shards.shards]
-    assert len(paths) == 2
-    before = shards.read([0, 510], 4).tolist()
-    flip_bit(paths[number], HEADER_BYTES + 400)
-    sound, changed = (510, 0) if number == 0 else (0, 510)
-    assert shards.read([sound], 4).tolist() == [before[sound == 510]]
+def test_a_shard_that_changes_while_it_is_in_use_is_checked(tmp_path, number):
+    """F96: a bit flipped in bytes that the read does not touch."""
+    shards = write(tmp_path, list(range(8, 258)), list(range(8, 258)))
+    path = tmp_path / f"train-0000{number}.bin"
+    before = shards.read([0, 260], 4).tolist()
+    flip_bit(path, 400)
+    sound, changed = (260, 0) if number == 0 else (0, 260)
+    assert shards.read([sound], 4).tolist() == [before[sound == 260]]
     with pytest.raises(DataError, match="not those that were written") as refused:
         shards.read([changed], 4)
-    assert refused.value.exit_code == 3 and str(paths[number]) in str(refused.value)
-    flip_bit(paths[number], HEADER_BYTES + 400)
-    assert shards.read([0, 510], 4).tolist() == before, "put back, it is sound"
+    assert refused.value.exit_code == 3 and str(path) in str(refused.value)
+    flip_bit(path, 400)
+    assert shards.read([0, 260], 4).tolist() == before, "put back, it is sound"
 
 
-def test_a_batch_looks_at_each_shard_once(tmp_path, monkeypatch):
-    shards = write(tmp_path, [list(range(8, 258))] * 4, shard_tokens=500)
-    paths = [shard.path for shard in shards.shards]
-    shards.verify()
-    looks = []
-    stat = os.stat
-    monkeypatch.setattr(os, "stat", lambda path: looks.append(path) or stat(path))
-    monkeypatch.setattr(Shard, "_verify", lambda shard: pytest.fail("verified already"))
-    shards.read([0, 3, 500, 9, 600], 8)
-    assert sorted(looks) == paths
-    looks.clear()
-    TokenShards(shards.shards[:1]).read([0, 3, 9], 8)
-    assert looks == paths[:1]
+def test_a_shard_cut_short_while_in_use_is_an_error_and_no_crash(tmp_path):
+    """F72: without the check this read would end the process by SIGBUS."""
+    shards = write(tmp_path, list(range(8, 258)) * 100)
+    path = tmp_path / "train-00000.bin"
+    os.truncate(path, 25_000)
+    with pytest.raises(DataError, match=r"train-00000\.bin: 25,000 bytes where 50,000"):
+        shards.read([shards.tokens - 20], 10)
 
 
-def test_a_session_verifies_every_shard_before_step_1(tmp_path, monkeypatch):
-    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"line {i}: {i * i} sheep cross the river\n" for i in range(2000)))
-    recipe = load_recipe(
-        "quickstart",
-        [f"data.train={text}", "data.tokenizer=bpe:300", "train.tokens=4096", "data.repeat=true"],
-    )
-    session = prepare_session(recipe, torch.device("cpu"))
-    shards = [*session.corpus.train.shards, *session.corpus.valid.shards]
-    assert all(shard.verified for shard in shards)
-    flip_bit(session.corpus.train.shards[0].path, HEADER_BYTES + 100)
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The shards whose content is hashed from now on."""
+    names: list[str] = []
+    real = shards_module.sha256_of
+
+    def counted(path: Path) -> str:
+        if path.suffix == ".bin":
+            names.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(shards_module, "sha256_of", counted)
+    return names
+
+
+def test_shards_are_hashed_once_and_again_if_their_file_changes(cache, book, monkeypatch):
+    """Files and stamps of them: a second start hashes nothing, a touched file is hashed, and so is
+    everything with `full`."""
+    corpus = prepare(data(book))
+    names = hashed(monkeypatch)
+
+    def verify(full: bool = False) -> list[str]:
+        names.clear()
+        prepare(data(book)).verify(full)
+        return sorted(names)
+
+    both = ["train-00000.bin", "valid-00000.bin"]
+    assert verify() == both
+    assert verify() == []
+    assert verify(full=True) == both
+    flip_bit(corpus.folder / "train-00000.bin", 100)
+    with pytest.raises(DataError, match="not those that were written"):
+        verify()
+    flip_bit(corpus.folder / "train-00000.bin", 100)
+    assert verify() == ["train-00000.bin"]
+    (corpus.folder / "verified.json").write_text("{")
+    assert verify() == both
+
+
+def test_a_session_verifies_every_shard_before_step_1(cache, book):
+    settings = ["data.tokenizer=bpe:300", "train.tokens=4096", "data.repeat=true"]
+    recipe = load_recipe("quickstart", [f"data.train={book}", *settings])
+    corpus: Corpus = prepare_session(recipe, torch.device("cpu")).corpus
+    flip_bit(corpus.folder / "train-00000.bin", 100)
     with pytest.raises(DataError, match="not those that were written"):
         prepare_session(recipe, torch.device("cpu"))
+
+
+def test_damage_is_refused_with_exit_3(cache, book):
+    """F34: each file of a corpus flipped, cut short and removed; with full verification nothing
+    passes."""
+    folder = prepare(data(book)).folder
+    files = sorted(folder.iterdir())
+    names = ["manifest.json", "tokenizer.json", "train-00000.bin", "valid-00000.bin"]
+    assert [path.name for path in files] == names
+    for path in files:
+        content = path.read_bytes()
+        flip(path, 4 * len(content))
+        for damaged in (path.read_bytes(), content[:-1], b""):
+            path.write_bytes(damaged)
+            with pytest.raises(DataError, match=r"efftrain prepare") as refused:
+                prepare(data(book), verify="full")
+            assert str(path) in str(refused.value) and refused.value.exit_code == 3
+        if path.name != "manifest.json":
+            path.unlink()
+            with pytest.raises(DataError, match=path.name):
+                prepare(data(book))
+        path.write_bytes(content)
+    prepare(data(book), verify="full")
+
+
+def test_shards_of_another_corpus_or_tokenizer_are_refused(cache, book):
+    """F34, F35: sound files in the wrong place."""
+    corpus = prepare(data(book))
+    other = prepare(data(book, tokenizer="bpe:301"))
+    train = corpus.folder / "train-00000.bin"
+    content = train.read_bytes()
+    for wrong in (other.folder / train.name, corpus.folder / "valid-00000.bin"):
+        train.write_bytes(wrong.read_bytes())
+        with pytest.raises(DataError, match=r"train-00000\.bin: .* are expected"):
+            prepare(data(book))
+    train.write_bytes(content[2:] + content[:2])
+    with pytest.raises(DataError, match="not those that were written"):
+        prepare(data(book), verify="full")
+    train.write_bytes(content)
+    corpus.tokenizer_path.write_bytes(other.tokenizer_path.read_bytes())
+    with pytest.raises(DataError, match=r"tokenizer\.json: missing or changed"):
+        prepare(data(book))

@@ -3,116 +3,25 @@ tokenizers."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from efftrain_cli.data import building, hub
-from efftrain_cli.data.hub import HubReader
+from efftrain_cli.data.documents import Reader, Tally
 from efftrain_cli.data.prepare import limits_of, prepare
-from efftrain_cli.data.split import NO_LIMITS, Limits
-from efftrain_cli.data.text import BadDocuments, HubDataset
+from efftrain_cli.data.sources import Source, find_sources
+from efftrain_cli.data.split import Limits
 from efftrain_cli.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
-from efftrain_cli.foundation.errors import DataError, DiskError
+from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Data
 from tests.data.conftest import LINES, write_texts
 from tests.fake_runs import write_jsonl
 
 pytestmark = pytest.mark.usefixtures("cache")
-
-
-# --- going on -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_prepare_goes_on_where_it_was_stopped(tmp_path, monkeypatch, kind):
-    """Stopped at every third batch in turn; in the end the bytes are those of one go, and no batch
-    was encoded twice in vain but the few since the last whole shard."""
-    if kind == "txt":
-        for number in range(19):
-            (tmp_path / f"{number:02}.txt").write_text(
-                "".join(LINES[number * 100 : number * 100 + 100])
-            )
-    else:
-        lines = [json.dumps({"text": line}) + "\n" for line in LINES]
-        (tmp_path / "a.jsonl").write_text("".join(lines[:700]) + "{broken\n" + "".join(lines[700:]))
-    data = Data(
-        train=f"{tmp_path}/*.{kind}",
-        tokenizer="bpe:300",
-        valid_fraction=0.05,
-        on_bad_document="skip",
-    )
-    monkeypatch.setattr(building, "_BATCH", 4000)
-    monkeypatch.setattr("efftrain_cli.data.corpus.SHARD_TOKENS", 2000)
-    expected = prepare(data)
-    assert len(expected.train.shards) > 5
-    names = sorted(path.name for path in expected.folder.iterdir())
-    contents = [path.read_bytes() for path in sorted(expected.folder.iterdir())]
-    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "second"))
-    flush = building.Building._flush
-    calls: list[int] = []
-    shown = io.StringIO()
-
-    def stops(self: building.Building, batch: list[Any]) -> None:
-        calls.append(len(batch))
-        if len(calls) % 3 == 0:
-            raise KeyboardInterrupt
-        flush(self, batch)
-
-    monkeypatch.setattr(building.Building, "_flush", stops)
-    starts = 0
-    while True:
-        starts += 1
-        assert starts < 200
-        try:
-            corpus = prepare(data, console=Console(file=shown))
-            break
-        except KeyboardInterrupt:
-            pass
-    assert starts > 5 and "going on after" in shown.getvalue()
-    assert sorted(path.name for path in corpus.folder.iterdir()) == names
-    assert [path.read_bytes() for path in sorted(corpus.folder.iterdir())] == contents
-
-
-def test_a_damaged_place_is_not_gone_on_from(tmp_path, monkeypatch, cache):
-    write_texts(tmp_path / "a.jsonl")
-    data = Data(train=str(tmp_path / "a.jsonl"), tokenizer="bpe:300")
-    monkeypatch.setattr(building, "_BATCH", 4000)
-    monkeypatch.setattr("efftrain_cli.data.corpus.SHARD_TOKENS", 3000)
-    flush, calls = building.Building._flush, iter(range(1000))
-
-    def stops(self: building.Building, batch: list[Any]) -> None:
-        if next(calls) == 12:
-            raise KeyboardInterrupt
-        flush(self, batch)
-
-    monkeypatch.setattr(building.Building, "_flush", stops)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(data)
-    (place,) = (cache / "corpora").glob("*.partial/progress.json")
-    place.write_text(place.read_text().replace('"taken": ', '"taken": 1'))
-    shown = io.StringIO()
-    corpus = prepare(data, console=Console(file=shown, soft_wrap=True))
-    assert "starting again" in shown.getvalue()
-    assert corpus.train.documents + corpus.valid.documents == 2000
-
-
-def test_too_little_room_is_said_before_it_is_used(tmp_path, monkeypatch):
-    import shutil
-
-    write_texts(tmp_path / "a.jsonl")
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000))
-    with pytest.raises(
-        DiskError,
-        match=r"(?s)too little room: about [\d,]+ bytes needed, 10,000 bytes free.*EFFTRAIN_CACHE",
-    ):
-        prepare(Data(train=str(tmp_path / "a.jsonl"), tokenizer="bpe:300"))
 
 
 # --- the Hub, faked -------------------------------------------------------------------------------
@@ -180,8 +89,9 @@ def test_the_hub_is_read_as_far_as_it_is_needed(monkeypatch):
 
 def test_a_lost_connection_costs_what_was_read_since_the_last_shard(monkeypatch, tmp_path):
     there = FakeHub(monkeypatch)
-    monkeypatch.setattr(building, "_BATCH", 4000)
-    monkeypatch.setattr("efftrain_cli.data.corpus.SHARD_TOKENS", 5000)
+    monkeypatch.setattr(building, "BATCH", 4000)
+    monkeypatch.setattr(building, "WAITING", 1)
+    monkeypatch.setattr(building, "SHARD_TOKENS", 5000)
     train_tokenizer(300, LINES).save(tmp_path / "tokenizer.json")
     data = Data(train="owner/name", tokenizer=str(tmp_path / "tokenizer.json"), valid_fraction=0.05)
     limits = Limits(150_000, 5_000)
@@ -190,7 +100,7 @@ def test_a_lost_connection_costs_what_was_read_since_the_last_shard(monkeypatch,
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "second"))
     there.read, there.fails_at = 0, whole // 2
     with pytest.raises(
-        DataError, match=r"(?s)after [\d,]+ rows: ConnectionError.*goes on where this one stopped"
+        DataError, match=r"after row [\d,]+: ConnectionError.*\n  the same command continues here"
     ):
         prepare(data, limits=limits)
     there.fails_at = None
@@ -209,10 +119,8 @@ def test_what_a_recipe_needs_of_the_hub():
         return limits_of(load_recipe("small", ["data.train=owner/name", *overrides]))
 
     recipe = load_recipe("small")
-    assert limits_of(recipe) == NO_LIMITS  # local text is prepared whole
-    assert (
-        limits_of(load_recipe("small", ["data.max_tokens=5M"])) == NO_LIMITS
-    )  # `prepare` looks itself
+    assert limits_of(recipe) == (None, None)  # local text is prepared whole
+    assert limits_of(load_recipe("small", ["data.max_tokens=5M"])) == (5_000_000, None)
     first = limits()
     assert first is not None and recipe.train.tokens < first.train < 4 * recipe.train.tokens
     assert first.train.bit_count() == first.valid.bit_count() == 1
@@ -223,9 +131,12 @@ def test_what_a_recipe_needs_of_the_hub():
 
 def texts_of(revision: str | None) -> list[str]:
     """The training text of owner/name at a revision, without network."""
-    source = HubDataset("owner/name", None, revision, "train")
-    documents = HubReader(source, "text", BadDocuments("error")).documents()
-    return [document.text for document in documents]
+    return texts_of_source(Source("owner/name", "hub", False, revision=revision))
+
+
+def texts_of_source(source: Source) -> list[str]:
+    documents = Reader(source, Tally()).documents()
+    return ["".join(document.pieces()) for document in documents]
 
 
 @pytest.mark.parametrize("windows, tokens", [(1022, 65_536), (1023, 131_072)])
@@ -320,10 +231,46 @@ def test_any_tokenizer_of_the_hub_by_name(tmp_path, monkeypatch):
         return tmp_path / name
 
     monkeypatch.setattr(hub, "hub_file", hub_file)
-    with pytest.raises(DataError, match=r"no end-of-text token.*tokenizer_config\.json"):
+    with pytest.raises(DataError, match=r"no end-of-text token.*\n.*tokenizer_config\.json"):
         load_tokenizer("owner/name@v1")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "[END]"}}))
     loaded = load_tokenizer("owner/name@v1")
     assert asked[0] == ("owner/name", "tokenizer.json", "v1")
     assert (loaded.eot_id, loaded.vocab_size) == (own.eot_id, 300)
     assert loaded.encode(["fox"])[0].tolist() == own.encode(["fox"])[0].tolist()
+
+
+def test_without_network_the_hub_is_given_up_quickly(monkeypatch, tmp_path):
+    """A host that never answers: 1 s of probing, then the way out."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://192.0.2.1")  # TEST-NET-1: reserved, answers nowhere
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for name in ("HTTPS_PROXY", "https_proxy", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    asked: list[float] = []
+
+    def never_answers(address: tuple[str, int], timeout: float) -> None:
+        asked.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr("efftrain_cli.data.hub.socket.create_connection", never_answers)
+    with pytest.raises(DataError, match=r"asked: 192\.0\.2\.1:80 does not answer.*\n.*bpe:N"):
+        load_tokenizer("gpt2")
+    (source,) = find_sources(Data(train="owner/name")).sources
+    with pytest.raises(DataError, match=r"neither a file nor a folder here, .* have no copy\n"):
+        texts_of_source(source)
+    assert asked == [1.0, 1.0]
+
+
+def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path):
+    """Two splits as files of a local folder: what a download from the Hub looks like to
+    `datasets`."""
+    for split, rows in (("train", ["one", "", "two"]), ("validation", ["three"])):
+        write_texts(tmp_path / f"{split}.jsonl", rows)
+    train = Source(str(tmp_path), "hub", False)
+    assert texts_of_source(train) == ["one", "two"]
+    assert texts_of_source(train._replace(validates=True)) == ["three"]
+    with pytest.raises(DataError, match=r"no field 'body'; it has 'text'"):
+        texts_of_source(train._replace(text_field="body"))
+    (tmp_path / "train.jsonl").write_text("{")
+    with pytest.raises(DataError, match="after row 0"):
+        texts_of_source(train)

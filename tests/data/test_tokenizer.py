@@ -13,19 +13,16 @@ import numpy as np
 import pytest
 import tokenizers
 
-from efftrain_cli.data.hub import HubReader
-from efftrain_cli.data.text import BadDocuments, find_text
 from efftrain_cli.data.tokenizer import (
     END_OF_TEXT,
     Tokenizer,
     bpe_size,
     bytes_per_target,
+    cut_pieces,
     load_tokenizer,
     train_tokenizer,
 )
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.recipe.sections import Data
-from tests.data.conftest import write_texts
 
 SAMPLE = [
     Path(json.__file__).read_text(encoding="utf-8"),
@@ -88,10 +85,22 @@ def test_long_documents_are_cut_where_no_token_changes(gpt2, bpe):
     ]
     text = "".join(rng.choices(parts, k=150_000))
     for tokenizer in (gpt2, bpe):
-        assert tokenizer.cuttable
-        assert len(tokenizer._chunks(text)) >= 3
+        assert tokenizer.can_cut
         whole = tokenizer.backend.encode(text, add_special_tokens=False).ids
-        assert tokenizer.encode(["a", text, ""])[1].tolist() == whole
+        cuts = []
+        for size in (1 << 20, 50_000, 7_001):
+            stretches = [text[at : at + size] for at in range(0, len(text), size)]
+            pieces = list(cut_pieces(iter(stretches)))
+            assert len(pieces) >= 3 and all(pieces)
+            assert np.concatenate(tokenizer.encode(pieces)).tolist() == whole
+            cuts.append(pieces)
+        # The pieces, and so the batches, do not depend on how the text is read.
+        assert cuts[0] == cuts[1] == cuts[2]
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["a"], ["a\nb", "", "\nc"]])
+def test_short_documents_are_one_piece(texts):
+    assert list(cut_pieces(iter(texts))) == [each for each in ["".join(texts)] if each]
 
 
 @pytest.mark.parametrize("step", [211, pytest.param(1, marks=pytest.mark.slow)])
@@ -116,6 +125,9 @@ def test_tiktoken_is_used_only_where_ids_are_certain(gpt2, bpe, tmp_path):
     text = SAMPLE[0] * 6
     for tokenizer in (gpt2, bpe):
         assert tokenizer.fast is not None
+        # tiktoken would merge any pair that makes a token: each token, alone, is itself.
+        for token, rank in tokenizer.fast._mergeable_ranks.items():
+            assert tokenizer.fast.encode_single_token(token) == rank
         whole = tokenizer.backend.encode(text, add_special_tokens=False).ids
         assert len(text) > 1 << 16 and tokenizer.encode([text])[0].tolist() == whole
 
@@ -131,23 +143,9 @@ def test_tiktoken_is_used_only_where_ids_are_certain(gpt2, bpe, tmp_path):
             parts["model"]["merges"][0],
         )
 
-    def other_pair(parts: dict[str, Any]) -> None:
-        """A token that no text reaches: its listed parts never stand side by side, but tiktoken
-        would merge others."""
-        alone = {"".join(pair): number for number, pair in enumerate(parts["model"]["merges"])}
-        number = next(n for word, n in alone.items() if len(word) == 3)
-        word = "".join(parts["model"]["merges"][number])
-        left, _ = parts["model"]["merges"][number]
-        parts["model"]["merges"][number] = (
-            [word[:1], word[1:]] if len(left) == 2 else [word[:2], word[2:]]
-        )
-        for piece in parts["model"]["merges"][number]:
-            parts["model"]["vocab"].setdefault(piece, len(parts["model"]["vocab"]))
-
     assert changed(lambda parts: None).fast is not None
     assert changed(swap_ranks).fast is None
-    assert changed(other_pair).fast is None
-    assert changed(lambda parts: parts["model"].update(dropout=0.1)).fast is None
+    assert changed(lambda parts: parts["model"].update(ignore_merges=True)).fast is None
     assert changed(lambda parts: parts.update(normalizer={"type": "NFC"})).fast is None
     word = {
         "id": 400,
@@ -209,6 +207,19 @@ def test_the_same_tokenizer_from_other_files_has_the_same_fingerprint(gpt2, shar
     assert load_tokenizer(tmp_path).sha256 != gpt2.sha256
 
 
+def test_dropout_of_a_tokenizer_file_is_off(bpe, tmp_path):
+    """It is for the training of a model: each preparation would give other tokens."""
+    parts = json.loads(bpe.backend.to_str())
+    parts["model"]["dropout"] = 0.2
+    (tmp_path / "t.json").write_text(json.dumps(parts))
+    loaded = load_tokenizer(tmp_path / "t.json")
+    assert loaded.notes == ("data.tokenizer: its dropout of 0.2, meant for training, is off",)
+    assert loaded.sha256 == bpe.sha256 and loaded.fast is not None
+    for text in SAMPLE:
+        expected = bpe.encode([text[:2000]])[0].tolist()
+        assert all(loaded.encode([text[:2000]])[0].tolist() == expected for _ in range(3))
+
+
 def test_padding_truncation_and_added_ends_of_a_tokenizer_file_are_off(bpe, tmp_path):
     import tokenizers
 
@@ -231,10 +242,10 @@ def test_sizes_that_cannot_be(spec):
 
 
 def test_tokenizers_that_are_not_there(tmp_path):
-    with pytest.raises(DataError, match=r'no such file or folder.*"bpe:N"'):
+    with pytest.raises(DataError, match=r'no tokenizer there.*\n.*"bpe:N"'):
         load_tokenizer("no/such")
     with pytest.raises(
-        DataError, match=r"neither tokenizer\.json nor both of vocab\.json and merges\.txt"
+        DataError, match=r"no tokenizer there.*\n  give a tokenizer\.json, a folder with it"
     ):
         load_tokenizer(tmp_path)
     (tmp_path / "broken.json").write_text("{")
@@ -247,59 +258,6 @@ def test_a_tokenizer_without_end_of_text_is_refused(bpe, tmp_path):
     (tmp_path / "t.json").write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match="no end-of-text token"):
         load_tokenizer(tmp_path / "t.json")
-
-
-def test_without_network_the_hub_is_given_up_quickly(monkeypatch, tmp_path):
-    """A host that never answers: 1 s of probing, then the way out."""
-    monkeypatch.setenv("HF_ENDPOINT", "http://192.0.2.1")  # TEST-NET-1: reserved, answers nowhere
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    for name in ("HTTPS_PROXY", "https_proxy", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    asked: list[float] = []
-
-    def never_answers(address: tuple[str, int], timeout: float) -> None:
-        asked.append(timeout)
-        raise TimeoutError
-
-    monkeypatch.setattr("efftrain_cli.data.hub.socket.create_connection", never_answers)
-    with pytest.raises(
-        DataError, match=r"Hub cannot be asked: 192\.0\.2\.1:80 does not answer.*\n  connect.*bpe:N"
-    ):
-        load_tokenizer("gpt2")
-    (source,) = find_text(Data(train="owner/name")).train
-    with pytest.raises(
-        DataError,
-        match=(
-            r"neither a file nor a folder here, the Hugging Face Hub cannot be asked .* the Hub's"
-            r" caches have no copy"
-        ),
-    ):
-        list(HubReader(source, "text", BadDocuments("error")).documents())
-    assert asked == [1.0, 1.0]
-
-
-def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path):
-    """Two splits as files of a local folder: what a download from the Hub looks like to
-    `datasets`."""
-    from efftrain_cli.data.text import HubDataset
-
-    for split, rows in (("train", ["one", "", "two"]), ("validation", ["three"])):
-        write_texts(tmp_path / f"{split}.jsonl", rows)
-
-    def read(purpose: str, field: str = "text") -> list[str]:
-        source = HubDataset(str(tmp_path), None, None, purpose)
-        return [
-            document.text
-            for document in HubReader(source, field, BadDocuments("error")).documents()
-        ]
-
-    assert read("train") == ["one", "two"]
-    assert read("valid") == ["three"]
-    with pytest.raises(DataError, match=r"no field 'body'; it has 'text'"):
-        read("train", "body")
-    (tmp_path / "train.jsonl").write_text("{")
-    with pytest.raises(DataError, match="after 0 rows"):
-        read("train")
 
 
 def test_bytes_are_those_of_the_scored_targets(tmp_path):

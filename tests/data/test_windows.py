@@ -15,27 +15,15 @@ from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.recipe.sections import Data
 
 
-def counting_shards(
-    folder: Path, tokens: int, *, shard_tokens: int = 1 << 26, document: int = 100
-) -> TokenShards:
+def counting_shards(folder: Path, tokens: int, *, shard_tokens: int = 1 << 26) -> TokenShards:
     """Shards whose token at place i is i: a window shows where it was cut. Vocabulary above the
     count, so nothing wraps."""
     folder.mkdir(parents=True, exist_ok=True)
-    writer = ShardWriter(
-        folder,
-        "train",
-        vocab_size=tokens + 1,
-        eot_id=0,
-        shard_tokens=shard_tokens,
-    )
-    for start in range(0, tokens, document):
-        end = min(start + document, tokens)
-        # The writer ends each document itself, so the last number of each is given as its end of
-        # text.
-        writer.eot_id = end - 1
-        writer.add(np.arange(start, end - 1, dtype=np.uint32), "test")
-    writer.close()
-    return writer.opened()
+    writer = ShardWriter(folder, "train", vocab_size=tokens + 1)
+    for start in range(0, tokens, shard_tokens):
+        writer.add(np.arange(start, min(start + shard_tokens, tokens)))
+        writer.close()
+    return TokenShards(folder, writer.entries, tokens + 1)
 
 
 def plan(batch_size: int, seq_len: int, start: int, sequences_per_window: int = 1) -> StepPlan:
@@ -68,7 +56,7 @@ def test_each_window_once_per_epoch_across_the_boundary(tmp_path, shard_tokens):
     """F8: read in batches that straddle the epochs, from a second object, as after a resume in
     epoch 2."""
     shards = counting_shards(tmp_path, 10_007, shard_tokens=shard_tokens)
-    assert len(shards.shards) == (1 if shard_tokens > 10_007 else 7)
+    assert len(shards.ids) == (1 if shard_tokens > 10_007 else 7)
     first = Windows(shards, 16, seed=7)
     n = first.per_epoch
     seen = []
@@ -184,7 +172,7 @@ def test_a_budget_of_more_than_one_epoch_needs_permission(tmp_path):
 def test_a_batch_costs_little(tmp_path):
     """Best of many, so that a busy machine does not fail it; the bound is ten times what it takes
     alone."""
-    windows = Windows(counting_shards(tmp_path, 200_000, document=10_000), 256, seed=1)
+    windows = Windows(counting_shards(tmp_path, 200_000), 256, seed=1)
     windows.batch(plan(8, 256, 0))
     seconds = []
     for step in range(1, 50):

@@ -275,10 +275,10 @@ def test_no_write_follows_a_link(home, place):
 
 
 def test_a_lock_of_the_cache_is_no_link(home):
-    from efftrain_cli.data.cache import locked
+    from efftrain_cli.data.prepare import locked
 
     (home / "x.lock").symlink_to(home / "mine")
-    with pytest.raises(CheckpointError, match="symbolic link"), locked(home / "x.lock", list):
+    with pytest.raises(CheckpointError, match="symbolic link"), locked(home / "x", list):
         pass
     assert not (home / "mine").exists()
 

@@ -113,8 +113,8 @@ def test_sigterm_while_data_is_prepared(lab):
         (lab.folder / "text.txt").read_text()[::-1]
     )  # text that no cache knows
     inject = """
-import efftrain_cli.data.prepare as prepare
-prepare.train_tokenizer = lambda size, sample: stall()
+import efftrain_cli.data.building as building
+building.train_tokenizer = lambda size, sample: stall()
 """
     recipe = lab.recipe()
     process = stalled(lab, recipe, inject)

@@ -3,17 +3,12 @@ seconds."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
-from efftrain_cli.data import documents as reader
-from efftrain_cli.data.text import BadDocuments, TextFile
-from efftrain_cli.foundation.errors import CheckpointError, DataError, RecipeError
+from efftrain_cli.foundation.errors import CheckpointError, RecipeError
 from efftrain_cli.model.hf import read_hf
 from efftrain_cli.recipe.recipe import load_recipe
 from tests.launch import BASELINE
@@ -75,60 +70,6 @@ def test_a_recipe_with_thousands_of_mistakes(tmp_path):
     assert "has 4,000 mistakes" in text and text.endswith("and 3,900 more")
     assert "checkpoint.unknown_99 " in text and "checkpoint.unknown_100 " not in text
     assert len(raised.value.problems) == 4000
-
-
-def documents(path: Path, kind: str) -> list[str]:
-    source = TextFile(path, kind)  # type: ignore[arg-type]
-    return [found.text for found in reader.read_documents(source, "text", BadDocuments("error"))]
-
-
-def test_a_parquet_file_that_unpacks_to_gigabytes(tmp_path):
-    """F97: a dictionary of one text of a megabyte, and 4,000 rows that name it."""
-    path = tmp_path / "text.parquet"
-    indices = pyarrow.array([0] * 4000, pyarrow.int32())
-    texts = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["x" * 1_000_000]))
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=4000)
-    read = 0
-    with pytest.raises(DataError, match="unpack to more than 268,435,456"):
-        for _ in reader.read_documents(TextFile(path, "parquet"), "text", BadDocuments("error")):
-            read += 1
-    assert read == 268
-
-
-def test_a_parquet_page_that_unpacks_too_far_is_not_read(tmp_path, monkeypatch):
-    """F97: its pages hold 3 MB in a few hundred bytes, and its footer says so."""
-    monkeypatch.setattr(reader, "UNPACKED_BYTES", 1 << 20)
-    path = tmp_path / "text.parquet"
-    table = pyarrow.table({"id": [0] * 30, "text": ["a" * 100_000] * 30})
-    pyarrow.parquet.write_table(table, path, use_dictionary=False, compression="zstd")
-    source = TextFile(path, "parquet")
-    with pytest.raises(DataError, match=r"unpack to more than 1,048,576"):
-        next(reader.read_documents(source, "text", BadDocuments("error")))
-
-
-def test_compressed_text_that_unpacks_to_more_than_text_does(tmp_path, monkeypatch):
-    """F71, F97: lines, and one line; what is as long uncompressed is read."""
-    monkeypatch.setattr(reader, "UNPACKED_BYTES", 1 << 20)
-    line = json.dumps({"text": "a" * 1000}) + "\n"
-    for name, content in (("lines", line * 3000), ("line", json.dumps({"text": "a" * 3_000_000}))):
-        path = tmp_path / f"{name}.jsonl.zst"
-        with pyarrow.CompressedOutputStream(str(path), "zstd") as file:
-            file.write(content.encode())
-        with pytest.raises(DataError, match="unpack to more than 1,048,576"):
-            documents(path, "jsonl")
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text(content)
-        assert sum(map(len, documents(path, "jsonl"))) == 3_000_000
-
-
-def test_a_row_that_is_too_long(tmp_path, monkeypatch):
-    """F71, F97."""
-    monkeypatch.setattr(reader, "LINE_BYTES", 1000)
-    path = tmp_path / "text.parquet"
-    table = pyarrow.table({"text": ["short", "x" * 1001]})
-    pyarrow.parquet.write_table(table, path)
-    with pytest.raises(DataError, match="row 2: a line of 1,001 bytes; at most 1,000 are read"):
-        documents(path, "parquet")
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "/dev/zero"])

@@ -285,7 +285,7 @@ def test_a_newer_format_is_named_as_such(home, kind):
     """F89: both versions."""
     path = FILES[kind].make(home)
     path.write_text(with_field(path.read_text(), "schema_version", "7"))
-    newest = 2 if kind == "corpus" else 1
+    newest = 3 if kind == "corpus" else 1
     assert f"has format 7, this efftrain reads formats up to {newest}" in message_of(kind, path)
 
 

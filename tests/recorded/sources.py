@@ -37,9 +37,9 @@ def record() -> dict[str, Any]:
         )
         scenes = f'{{path = "{sources["txt"]}", weight = 3}}'
         lines = f'{{path = "{sources["jsonl"]}", weight = 1}}'
-        corpora["mix"] = corpus(
-            f"data.sources=[{scenes}, {lines}]", "data.valid_fraction=0.1", "data.max_tokens=9_000"
-        )
+        mix = (f"data.sources=[{scenes}, {lines}]", "data.valid_fraction=0.1")
+        corpora["mix"] = corpus(*mix)
+        corpora["mix, max_tokens"] = corpus(*mix, "data.max_tokens=9_000")
         corpora["few_txt"] = corpus(
             f'data.train=["{sources["txt"]}/03.txt", "{sources["txt"]}/04.txt"]'
         )

@@ -1,0 +1,217 @@
+"""Documents: how each kind of source is read, and what is said of what cannot be (F39)."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from efftrain_cli.data import documents
+from efftrain_cli.data.documents import Document, Reader, Tally, measure
+from efftrain_cli.data.sources import Source
+from efftrain_cli.data.split import cut_at_line
+from efftrain_cli.foundation.errors import DataError
+from tests.data.conftest import texts
+
+GOOD = b'{"text": "ok"}\n'
+
+
+def zstd(content: bytes) -> bytes:
+    return pyarrow.compress(content, codec="zstd", asbytes=True)
+
+
+def complaint(path: Path, content: bytes | None = None, *, field: str = "text") -> str:
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError) as refused:
+        texts(path, field=field)
+    return str(refused.value)
+
+
+def document(text: str, size: int = 1 << 20) -> Document:
+    """A document that is read in pieces of so many characters."""
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    return measure("made", lambda: iter(pieces))
+
+
+def test_a_text_file_is_a_document_with_plain_line_ends(tmp_path, monkeypatch):
+    """Also where a carriage return and its newline, or a character, are read apart."""
+    path = tmp_path / "dos.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthr\xc3\xa9\xc3\xa9\n")
+    for size in (1, 2, 3, 1 << 20):
+        monkeypatch.setattr(documents, "_CHUNK", size)
+        assert texts(path) == ["one\ntwo\nthréé\n"]
+
+
+def test_json_lines_plain_and_compressed(tmp_path):
+    """JSON says which line ends it means; U+2028 is none; a text that is null or empty is passed
+    over, as is a byte order mark; archives may have several members."""
+    lines = ['\ufeff{"text": "one"}', "", '{"text": ""}', '{"text": null}', '{"text": "a\u2028b"}']
+    content = "\n".join([*lines, '{"text": "tw\\u00f6\\r\\n"}']).encode()
+    packed = {
+        "a.jsonl": content,
+        "a.json.gz": gzip.compress(content[:30]) + gzip.compress(content[30:]),
+        "b.jsonl.zst": zstd(content[:30]) + zstd(content[30:]),
+        "c.jsonl.bz2": bz2.compress(content[:30]) + bz2.compress(content[30:]),
+    }
+    for name, written in packed.items():
+        (tmp_path / name).write_bytes(written)
+        tally = Tally()
+        source = Source(str(tmp_path / name), "jsonl", validates=False)
+        found = ["".join(each.pieces()) for each in Reader(source, tally).documents()]
+        assert found == ["one", "a\u2028b", "twö\r\n"]
+        assert (tally.rows, tally.empty, tally.skipped) == (6, 3, 0)
+
+
+def test_json_csv_markdown_and_packed_text(tmp_path):
+    """Rows of CSV are text, also where they look like a number or like no value."""
+    (tmp_path / "list.json").write_text(
+        json.dumps([{"text": "one"}, {"text": ""}, {"text": "two\nlines"}], indent=2)
+    )
+    (tmp_path / "single.json").write_text(json.dumps({"text": "alone"}, indent=2))
+    (tmp_path / "lines.json").write_text('{"text": "a"}\n{"text": "b"}\n')
+    (tmp_path / "t.csv").write_text(
+        '\ufeffid,text\n1,plain\n2,"quoted, with\nan end of line"\n3,\n4,NA\n5,12\n'
+    )
+    (tmp_path / "notes.md").write_text("# title\r\ntext")
+    (tmp_path / "wiki.raw").write_text(" = A = \n")
+    (tmp_path / "book.txt.gz").write_bytes(gzip.compress(b"packed"))
+    assert texts(tmp_path / "list.json") == ["one", "two\nlines"]
+    assert texts(tmp_path / "single.json") == ["alone"]
+    assert texts(tmp_path / "lines.json") == ["a", "b"]
+    assert texts(tmp_path / "t.csv") == ["plain", "quoted, with\nan end of line", "NA", "12"]
+    assert texts(tmp_path / "notes.md") == ["# title\ntext"]
+    assert texts(tmp_path / "wiki.raw") == [" = A = \n"]
+    assert texts(tmp_path / "book.txt.gz") == ["packed"]
+
+
+def test_parquet(tmp_path):
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"body": ["one", "", None, "two"], "id": [1, 2, 3, 4]})
+    pyarrow.parquet.write_table(table, path)
+    assert texts(path, field="body") == ["one", "two"]
+    said = "no field 'text'; it has 'body', 'id'\n  name the field of the text: --set data.text_f"
+    assert said in complaint(path)
+    content = path.read_bytes()
+    assert "a.parquet" in complaint(path, content[:-20], field="body")
+    pyarrow.parquet.write_table(pyarrow.table({"text": [3]}), path)
+    assert f"{path}:1: field 'text' is int, not text" in complaint(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_mark_names_the_encoding(tmp_path, encoding):
+    """Python writes a mark for utf-16 and utf-32; the others name it in their name alone."""
+    text = "ünïcode\nlines\n" * 30
+    mark = "" if encoding in ("utf-16", "utf-32") else "\ufeff"
+    (tmp_path / "a.txt").write_bytes((mark + text).encode(encoding))
+    assert texts(tmp_path / "a.txt") == [text]
+    lines = '{"text": "ü"}\n{"text": "two"}\n'
+    (tmp_path / "a.jsonl").write_bytes((mark + lines).encode(encoding))
+    assert texts(tmp_path / "a.jsonl") == ["ü", "two"]
+
+
+def test_text_of_nuls_is_refused(tmp_path):
+    """UTF-16 without a mark is UTF-8 as far as bytes go, with a NUL after each letter. One NUL of
+    1,000 characters passes."""
+    said = complaint(tmp_path / "a.txt", ("word " * 100).encode("utf-16-le"))
+    assert "500 of 1,000 characters are NUL" in said and "iconv" not in said
+    assert "are NUL" in complaint(tmp_path / "a.jsonl", b'{"text": "a\\u0000"}\n')
+    (tmp_path / "b.txt").write_bytes(b"\0" + b"a" * 999)
+    assert len(texts(tmp_path / "b.txt")[0]) == 1000
+
+
+@pytest.mark.parametrize(
+    "name, content, place, what",
+    [
+        ("a.jsonl", GOOD * 2 + b'{"text": "x";}\n', ":3", "Expecting ',' delimiter"),
+        ("a.jsonl", GOOD + '{"é": "'.encode() + b'\xff"}\n', ":2", "not UTF-8: byte 0xff"),
+        ("a.jsonl", GOOD + b'{"body": 1, "id": 3}\n', ":2", "no field 'text'; it has 'body', 'id'"),
+        ("a.jsonl", GOOD + b'{"text": 3}\n', ":2", "field 'text' is int, not text"),
+        ("a.jsonl", GOOD + b'["x"]\n', ":2", "a JSON list, not an object"),
+        ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', ":2", "'utf-8' codec can't encode"),
+        ("a.jsonl", b'{"n": ' + b"7" * 5000 + b"}\n", ":1", "Exceeds the limit"),
+        ("a.jsonl", b"[" * 100_000 + b"\n", ":1", "maximum recursion depth"),
+        ("a.json.gz", gzip.compress(GOOD + b"{\n", mtime=0), ":2", "Expecting property name"),
+        ("a.txt", "zwei\ndrei ä".encode("latin1"), "", "line 2: not UTF-8: byte 0xe4"),
+        ("a.csv", b"id,body\n1,x\n", ":1", "no field 'text'; it has 'id', 'body'"),
+        ("a.json", b'[{"text": 1}]', ":1", "field 'text' is int"),
+    ],
+)
+def test_bad_documents_are_named_by_file_and_row(tmp_path, name, content, place, what):
+    path = tmp_path / name
+    said = complaint(path, content)
+    assert said.startswith(f"{path}{place}: {what}"), said
+    assert "\n  " in said
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("a.jsonl.zst", b"no zstd at all"),
+        ("a.jsonl.zst", zstd(GOOD * 9999)[:-7]),
+        ("a.json.gz", gzip.compress(GOOD * 9999)[:-7]),
+        ("a.json.gz", GOOD),
+        ("a.csv", b'text\n"open'),
+        ("a.csv", b""),
+        ("a.json", b'[{"text": "x"}, {"te'),
+        ("a.parquet", b"PAR1"),
+        ("a.parquet", b""),
+        ("a\nb.txt", b"\xff"),
+    ],
+)
+def test_damaged_files_are_named_whatever_the_policy(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content)
+    policy = "error" if name.endswith(".txt") else "skip"
+    with pytest.raises(DataError, match=re.escape(str(path).replace("\n", "\\n"))):
+        texts(path, policy=policy)
+
+
+def test_a_thousandth_may_be_skipped_and_is_counted(tmp_path):
+    path = tmp_path / "a.jsonl"
+    source = Source(str(path), "jsonl", validates=False)
+    for bad, allowed in ((b"{\n", True), (b"{\n[]\n", False)):
+        path.write_bytes(GOOD * (1000 - bad.count(b"\n")) + bad)
+        tally = Tally()
+        found = list(Reader(source, tally, skip_bad=True).documents())
+        assert (tally.rows, tally.skipped) == (1000, bad.count(b"\n"))
+        assert len(found) == 1000 - tally.skipped
+        assert tally.skipped_examples[0].startswith(f"{path}:{len(found) + 1}: Expecting")
+        if allowed:
+            tally.check_skipped()
+        else:
+            with pytest.raises(DataError, match=r"2 of 1,000 rows are bad, more than 0\.1%"):
+                tally.check_skipped()
+
+
+def test_a_line_without_end_costs_bounded_memory(tmp_path, monkeypatch):
+    """F71, with the limit lowered."""
+    monkeypatch.setattr(documents, "LINE_BYTES", 1000)
+    path = tmp_path / "bomb.jsonl.gz"
+    path.write_bytes(gzip.compress(GOOD + b" " * 10_000_000 + b"\n" + GOOD))
+    assert f"{path}:2: a line of 1,000 bytes or more" in complaint(path)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+@pytest.mark.parametrize(
+    "text, fraction, expected",
+    [
+        ("aaaa\nbbbb\ncccc\ndddd\n", 0.25, ("aaaa\nbbbb\ncccc\n", "dddd\n")),
+        ("aaaa\nbbbb\ncccc\ndddd", 0.3, ("aaaa\nbbbb\ncccc\n", "dddd")),
+        # No line starts behind the place.
+        ("aaaa\nbbbb\ncccc\ndddd\n", 0.01, ("aaaa\nbbbb\ncccc\n", "dddd\n")),
+        ("one line without an end", 0.5, ("one line without an end", "")),
+        ("one line\n", 0.4, ("one line\n", "")),
+    ],
+)
+def test_cut_at_line(text, fraction, expected, size):
+    sides = {"train": "", "valid": ""}
+    for side, piece in cut_at_line(document(text, size), fraction):
+        sides[side] += piece
+    assert (sides["train"], sides["valid"]) == expected
