@@ -116,7 +116,7 @@ def _find_text(recipe: Recipe) -> TextFacts:
     if corpus is not None:
         return TextFacts(corpus=corpus)
     needed = limits_of(recipe).train or 0
-    return TextFacts(text_bytes=size_of_text(find_text(recipe.data)), needed_tokens=needed)
+    return TextFacts(text_bytes=size_of_text(find_sources(recipe.data)), needed_tokens=needed)
 
 
 def _epochs(recipe: Recipe, corpus: Corpus, cost: PlanCost) -> float:
@@ -200,7 +200,6 @@ def _as_json(
     facts: TextFacts,
     seconds: float | None,
 ) -> dict[str, Any]:
-<<<<<<< HEAD
     """Return the plan as plain values."""
     corpus = facts.corpus
     return {
@@ -218,90 +217,3 @@ def _as_json(
         "memory_bytes": cost.memory_bytes,
         "disk_bytes": recipe.checkpoint.keep * cost.checkpoint_bytes,
     }
-=======
-    """Return the plan as plain values; `cost` is None if only preparing the data shows the
-    vocabulary."""
-    steps = []
-    for reason, plan, after in points:
-        counts = {"reason": reason, "tokens": after.tokens, "windows": after.windows}
-        steps.append(plan._asdict() | counts)
-    costs = None
-    if cost is not None:
-        rate = measured_rate(device, recipe)
-        costs = {
-            "steps": cost.summary.steps,
-            "flops": cost.summary.flops,
-            "seconds": None if rate is None else cost.summary.flops / rate.flops_per_second,
-            "parameters": cost.parameters,
-            "vocab_size": cost.vocab_size,
-            "memory_bytes": cost.memory_bytes,
-            "disk_bytes": recipe.checkpoint.keep * cost.checkpoint_bytes,
-        }
-    return {"schema_version": 1, "steps": steps, "cost": costs}
-
-
-def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
-    """Describe FLOPs, time, memory and disk of a plan, as far as they are known before the data is
-    prepared."""
-    try:
-        find_sources(recipe.data)
-    except DataError as error:
-        yield f"text       missing: {error}"
-    cost = plan_cost(recipe, until)
-    if cost is None:
-        yield (
-            "cost       known once the data is prepared:"
-            f" the vocabulary of {recipe.data.tokenizer} decides"
-        )
-        return
-    model, checkpoint = recipe.model, recipe.checkpoint
-    yield (
-        f"compute    {human_flops(cost.summary.flops)}s in {counted(cost.summary.steps, 'step')}: "
-        f"{human_count(cost.parameters)} parameters with a vocabulary of {cost.vocab_size:,}"
-    )
-    rate = measured_rate(device, recipe)
-    if rate is None:
-        yield (
-            "time       not known: nothing was measured here yet;"
-            " `efftrain bench` with the same recipe measures it"
-        )
-    else:
-        same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
-        rough = (
-            "" if same else f", a model of {rate.n_layer} x {rate.n_embd}: take it as a rough guess"
-        )
-        yield (
-            f"time       about {human_seconds(cost.summary.flops / rate.flops_per_second)}"
-            f" of training, at the {human_flops(rate.flops_per_second)}/s"
-            f" of {rate.source} ({rate.device}, {rate.time[:10]}){rough}"
-        )
-    sequences, seq_len = cost.summary.largest_micro_batch
-    yield (
-        f"memory     about {human_bytes(cost.memory_bytes)}"
-        f" in {cost.dtype} for micro-batches of {sequences:,} x {seq_len:,} tokens"
-    )
-    whose, there = memory_of(device)
-    if there and cost.memory_bytes > there:
-        yield f"           does not fit: {whose} has {human_bytes(there)} in all"
-    yield (
-        f"disk       {counted(checkpoint.keep, 'checkpoint')}"
-        f" of {human_bytes(cost.checkpoint_bytes)}"
-    )
-
-
-def memory_of(device: str) -> tuple[str, int]:
-    """Return whose memory training on `device` takes, and its bytes; 0 if no system says so. Import
-    no PyTorch."""
-    device = planned_device(device)
-    tool = None if device == "cpu" else which("nvidia-smi")
-    if tool is not None:
-        query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-        with suppress(OSError, subprocess.TimeoutExpired):  # a driver that hangs
-            done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-            sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
-            if sizes:
-                return "the GPU", min(sizes) * 2**20
-    if device.startswith("cuda"):
-        return "the GPU", 0
-    return "this machine", machine_memory() or 0
->>>>>>> 73b833d7 (data: survey once, tokenize in one pass, close shards together)

@@ -36,20 +36,6 @@ if TYPE_CHECKING:
     from efftrain_cli.recipe.recipe import Recipe
     from efftrain_cli.recipe.sections import Data
 
-<<<<<<< HEAD
-FEW_TEXT_FILES = 20
-"""With fewer .txt files than this, each file gives its end to validation instead of some files
-being held out whole."""
-TOKENIZER_SAMPLE = 100_000_000
-"""Characters of training text, from its beginning, that a "bpe:N" tokenizer is trained on at most;
-of several sources, each gives its share."""
-MOST_READ = 200_000_000
-"""Bytes of text that a plan reads to find its corpus, at most: below a second of hashing."""
-SECONDS_BETWEEN_LINES = 10.0
-"""Seconds between two plain lines of the same work."""
-
-=======
->>>>>>> 73b833d7 (data: survey once, tokenize in one pass, close shards together)
 
 def prepare(
     data: Data,
@@ -86,25 +72,17 @@ def prepare(
     return corpus
 
 
-<<<<<<< HEAD
 def prepared_corpus(recipe: Recipe) -> Corpus | None:
-    """Return the corpus of a recipe's text if the cache holds it.
-
-    Nothing is downloaded, and more than MOST_READ bytes of text are not read to find it.
+    """Return the corpus of a recipe's text if the cache holds it. Nothing is downloaded.
 
     Raises:
         DataError: there is no such text, or the cached corpus is damaged.
     """
     data = recipe.data
-    text = find_text(data)
-    is_named = data.tokenizer == "gpt2" or bpe_size(data.tokenizer) > 0
-    if size_of_text(text) > MOST_READ or not (is_named or Path(data.tokenizer).exists()):
+    text = find_sources(data)
+    if not (bpe_size(data.tokenizer) or Path(data.tokenizer).exists()):
         return None
-    limits = limits_of(recipe)
-    if limits == NO_LIMITS:
-        limits = Limits(data.max_tokens)
-    key = _key(data, text, tokenizer_files(data.tokenizer), limits, afresh=False)
-    folder = cache.cache_root() / "corpora" / key
+    folder = cache_root() / "corpora" / corpus_key(data, text, limits_of(recipe))
     if not (folder / "manifest.json").exists():
         return None
     sources = tuple((source.path, source.weight) for source in data.sources or ())
@@ -113,9 +91,10 @@ def prepared_corpus(recipe: Recipe) -> Corpus | None:
 
 def size_of_text(text: TextSources) -> int:
     """Return the bytes of the local files of a text."""
-    files = [source.path for source in text.train + text.valid if isinstance(source, TextFile)]
-    return sum(path.stat().st_size for path in files)
-=======
+    files = [source.name for source in text.sources if source.kind != "hub"]
+    return sum(os.stat(name).st_size for name in files)
+
+
 def corpus_key(data: Data, text: TextSources, limits: Limits) -> str:
     """Return the name of a corpus: equal files and settings give an equal key.
 
@@ -160,7 +139,6 @@ def _build(folder: Path, data: Data, text: TextSources, limits: Limits, tell: Re
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     fsync(folder.parent)
->>>>>>> 73b833d7 (data: survey once, tokenize in one pass, close shards together)
 
 
 @contextmanager
