@@ -16,6 +16,7 @@ def main() -> None:
             stop_before_training()
         _choose_allocator()
         _name_user()
+        _guard_imports()
         from efftrain_cli.cli.app import run_app
 
         run_app()
@@ -58,6 +59,15 @@ def _name_user() -> None:
         getpass.getuser()
     except (KeyError, OSError):
         os.environ["USER"] = f"uid_{os.getuid()}"
+
+
+def _guard_imports() -> None:
+    """Keep the working folder off the import path of every process that this one starts, those of
+    PyTorch and wandb too: a random.py of the user's there would be imported as Python's."""
+    package_parent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    # Of `python -m` in the folder that holds the package, children would not find it.
+    if sys.flags.safe_path or sys.path[:1] != [package_parent]:
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
 
 
 if __name__ == "__main__":

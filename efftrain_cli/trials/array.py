@@ -7,6 +7,7 @@ pending array keeps its own list when a later one is written.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ SCRIPT = """\
 #SBATCH --output="{logs}/%x-%A_%a.log"
 # Task i trains the run in line i + 1 of the list: its name, a tab, and the options that begin it.
 cd {here} || exit 2
-export EFFTRAIN_RUNS={runs} EFFTRAIN_STUDY={study} EFFTRAIN_TRIAL=1
+export EFFTRAIN_RUNS={runs} EFFTRAIN_STUDY={study} EFFTRAIN_TRIAL=1 PYTHONSAFEPATH={safe_path}
 # A requeued task continues its own run, whichever node it was killed on.
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then unset EFFTRAIN_TRIAL; fi
 IFS=$'\\t' read -r name begin < <(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {list})
@@ -109,6 +110,7 @@ class ArrayWriter:
             study=self.study,
             list=shlex.quote(str(listed.absolute())),
             python=shlex.quote(sys.executable),
+            safe_path=os.environ.get("PYTHONSAFEPATH", ""),
             device=shlex.quote(self.device),
         )
         write_whole(script, values)

@@ -3,9 +3,14 @@ extreme values."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from tests.conftest import python
+from tests.conftest import REPOSITORY, python
+from tests.launch import write_recipe
 
 NO_HOME = """
 import os, pwd
@@ -55,6 +60,25 @@ def test_python_without_docstrings_and_assertions(tmp_path, words):
     source = f"import sys; sys.argv[1:] = {words.split()}\n"
     source += "from efftrain_cli.__main__ import main\nmain()"
     python(source, cwd=tmp_path, PYTHONOPTIMIZE="2")
+
+
+def test_a_module_of_the_user_s_is_not_imported_in_place_of_python_s(tmp_path, monkeypatch):
+    """F66: by none of the processes that a command starts in the folder that holds it."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    recipe = write_recipe(tmp_path, "train.tokens=1K")
+    (tmp_path / "random.py").write_text("raise SystemExit('the user has a random.py')\n")
+    words = ["verify-resume", "--recipe", recipe.name, "--device", "cpu"]
+    # As the installed command begins: without the working folder on the path.
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "efftrain_cli", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "bit for bit" in done.stdout
 
 
 def test_a_working_directory_that_was_deleted(lab):
