@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -52,7 +53,16 @@ Seed = Annotated[int | None, Option(help="Seed instead of the recipe's.")]
 CheckpointOption = Annotated[
     str | None, Option(help="Checkpoint, by step or name.", show_default="the newest")
 ]
-Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+def _checked_device(name: str) -> str:
+    """Check a device's name before PyTorch is imported."""
+    if "," not in name and not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", name):
+        raise UsageError(f"there is no device {name!r}\n  give auto, cpu, cuda or cuda:N")
+    return name
+
+
+Device = Annotated[str, Option(callback=_checked_device, help="auto, cpu, cuda or cuda:N.")]
 Devices = Annotated[
     int,
     Option(

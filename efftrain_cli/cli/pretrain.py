@@ -169,7 +169,7 @@ def pretrain(
     from efftrain_cli.recipe import draft
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.rules import warnings_of
-    from efftrain_cli.run.directory import run_path
+    from efftrain_cli.run.directory import run_path, taken
 
     if recipe in run_names(recipe) and recipe not in draft.recipe_names():
         raise UsageError(
@@ -193,12 +193,16 @@ def pretrain(
         planned = device_here(device) if assume is None else assumed_device(assume)
         print_plan(loaded, recipe, steps, format_ or "table", planned, device)
         return
+    recipe_name = draft.recipe_name(recipe)
+    name = name or f"{recipe_name}-seed{loaded.seed}"
+    if run_path(name).exists():
+        raise taken(name)
     share(device, devices or 1)
     from efftrain_cli.pretrain import start
 
     start(
         loaded,
-        recipe_name=draft.recipe_name(recipe),
+        recipe_name=recipe_name,
         name=name,
         device=device,
         steps=steps,

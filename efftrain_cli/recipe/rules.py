@@ -170,6 +170,11 @@ def warnings_of(recipe: Sections) -> list[str]:
         warnings.append(
             f"train.tokens = {train.tokens:,} is less than one full step, {step_tokens:,} tokens"
         )
+    if optim.lr > 0.1:
+        warnings.append(
+            f"optim.lr = {optim.lr:g}: {optim.name} moves a weight by up to about the rate in a"
+            " step, so training will diverge; 1e-5 to 1e-2 is usual"
+        )
     if train.micro_batch_tokens < model.seq_len:
         warnings.append(
             f"train.micro_batch_tokens = {train.micro_batch_tokens:,} is less than one sequence"

@@ -101,6 +101,16 @@ WRONG_RECIPE = {
     "import": "import . --recipe smal",
     "import-folder": "import no-such-folder",
 }
+WRONG_VALUE = {
+    "pretrain --recipe small --name a/b": "is no portable file name",
+    "pretrain --recipe small --name my-wide": "my-wide",
+    "pretrain --recipe small --seed 1": "small-seed1",
+    "pretrain --recipe small --device cudo": "no device 'cudo'",
+    "pretrain --recipe small --set optim.lr=-1": "optim.lr",
+    "bench --recipe small --device gpu": "no device 'gpu'",
+    "sample small-seed1 --device cuda:x": "no device 'cuda:x'",
+}
+"""Command line -> what its message has."""
 
 NO_TORCH = """
 import sys
@@ -143,6 +153,12 @@ def test_a_wrong_name_answers_without_pytorch_in_every_command(root):
     for name, (code, said) in answers(root, WRONG_RECIPE).items():
         assert code == 2, f"{name}: {said}"
         assert name == "import-folder" or "did you mean small" in str(said), f"{name}: {said}"
+
+
+def test_a_wrong_value_answers_without_pytorch(root):
+    for line, (code, said) in answers(root, {line: line for line in WRONG_VALUE}).items():
+        assert code == 2, f"{line}: {said}"
+        assert WRONG_VALUE[line] in str(said), f"{line}: {said}"
 
 
 @pytest.mark.parametrize("target", ["-1", "0", "1e-30", "nan", "inf"])

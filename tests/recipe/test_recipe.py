@@ -282,6 +282,7 @@ def test_a_recipe_built_in_python_obeys_the_same_rules(folder):
     "override, words",
     [
         ("optim.warmup_steps=1000", "never reaches its peak"),
+        ("optim.lr=100", "1e-5 to 1e-2 is usual"),
         ("optim.decay_tokens=200K", "never reaches min_lr"),
         ("optim.decay_steps=1000", "never reaches min_lr"),
         ("train.tokens=171", "less than one full step"),
