@@ -64,9 +64,10 @@ def test_one_owner(lab):
     assert (exit_code, torch_imported) == ("7", "False")
     assert float(seconds) < 1.5
 
+    first.wait_for(lambda: any(name.startswith("step-") for name in lab.checkpoints("r")))
     first.kill(signal.SIGKILL)
     first.wait()
-    lab.resume("r", "--steps", "5")
+    lab.resume("r")
 
 
 BAD_NAMES = [
