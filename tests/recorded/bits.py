@@ -160,6 +160,10 @@ def case_faults(before: Mapping[str, Any], now: Mapping[str, Any], gone: set[str
     return faults
 
 
+def columns_of(run: Mapping[str, Any]) -> set[str]:
+    return {key for row in run["rows"] for key in row}
+
+
 def compare_trees(before: Mapping[str, Any], now: Mapping[str, Any], gone: set[str]) -> bool:
     """Print a row for each case of the older tree; return whether all are equal or named as
     gone."""
@@ -172,12 +176,15 @@ def compare_trees(before: Mapping[str, Any], now: Mapping[str, Any], gone: set[s
             continue
         faults = case_faults(run, now[name], gone)
         steps = run["rows"][-1]["step"]
-        columns = len(run["rows"][-1])
+        columns = columns_of(run)
+        missing = columns - columns_of(now[name])
         verdict = "equal"
+        if missing:
+            verdict = f"equal but for {len(missing)} gone"
         if faults:
             alike = False
             verdict = f"{len(faults)} differ: {'; '.join(faults[:3])}"
-        print(f"{name:20} {steps:4} steps {columns:4} columns  {verdict}")
+        print(f"{name:20} {steps:4} steps {len(columns):4} columns  {verdict}")
     for name in now.keys() - before.keys():
         print(f"{name:20} new")
     return alike
