@@ -30,7 +30,7 @@ test: install
 	@$(BIN)/python -m pytest -q -n 2
 
 test-slow: install
-	@$(BIN)/python -m pytest -q -n 2 -m "slow and not gpu"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "slow and not gpu"
 
 lint: install
 	@$(BIN)/ruff check .
