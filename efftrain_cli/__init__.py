@@ -52,7 +52,7 @@ def comparison(
     margin: float | None = None,
     every_setting: bool = False,
     allow: bool = False,
-    equal: Literal["tokens", "flops", "seconds"] | None = None,
+    equal: Literal["tokens", "flops"] | None = None,
 ) -> pd.DataFrame:
     """Compare runs, grouped by recipe, with a baseline; return a row per measure and recipe.
 

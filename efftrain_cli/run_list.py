@@ -4,56 +4,55 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from efftrain_cli.compare.formats import format_number, format_value
-from efftrain_cli.foundation.console import counted, human_seconds, printable
+from efftrain_cli.foundation.console import counted, printable
 from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
 from efftrain_cli.foundation.files import is_locked, make_folder
 from efftrain_cli.foundation.records import Record, has_toml_seal, read_record, read_toml_text
 from efftrain_cli.run.directory import REMOVED, existing_run, run_names, run_path, runs_root
+from efftrain_cli.run.glance import Glance, glance, written_at
 from efftrain_cli.run.lines import read_file
 from efftrain_cli.run.metrics import check_rows
 from efftrain_cli.run.names import runs_by_recipe, runs_meant
 from efftrain_cli.run.origin import Origin
 from efftrain_cli.run.small_files import read_recipe_values
+from efftrain_cli.run_checkpoints import verify_checkpoints
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from efftrain_cli.compare.reading import RunNumbers
-    from efftrain_cli.compare.tables import Table
 
-TITLES = {
-    "name": "run",
-    "status": "status",
-    "recipe": "recipe",
-    "seed": "seed",
-    "tokens": "tokens",
-    "budget": "budget",
-    "flops": "FLOPs",
-    "seconds": "training time",
-    "updates": "updates",
-    "final_loss": "final loss",
-    "best_val_loss": "best loss",
-    "age_seconds": "age",
-    "problem": "problem",
-}
-"""Columns of the frame of runs, which the settings that differ follow, and their titles on
-screens."""
+COLUMNS = (
+    "name",
+    "status",
+    "recipe",
+    "seed",
+    "tokens",
+    "budget",
+    "flops",
+    "seconds",
+    "updates",
+    "final_loss",
+    "best_val_loss",
+    "age_seconds",
+    "problem",
+)
+"""Columns of the frame of runs, which the settings that differ follow."""
 Order = Literal["age", "name", "loss", "tokens"]
 _SORTED_BY = {"age": "age_seconds", "name": "name", "loss": "best_val_loss", "tokens": "tokens"}
 
 
 def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
-    """Return a row per run: the columns of TITLES, then each setting in which the runs differ, by
+    """Return a row per run: COLUMNS, then each setting in which the runs differ, by
     its dotted key.
 
     A run that cannot be read has the status "unreadable" and the reason as its `problem`.
@@ -67,15 +66,10 @@ def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
 
     from efftrain_cli.compare.groups import differing_keys
 
-    chosen = existing = run_names()
-    if names:
-        by_recipe = runs_by_recipe(existing)
-        chosen = []
-        for name in names:
-            chosen += fnmatch.filter(existing, name) or runs_meant(name, existing, by_recipe)
+    chosen = chosen_names(names)
     with ThreadPoolExecutor(2) as pool:
-        described = list(pool.map(_describe, dict.fromkeys(chosen)))
-    frame = pd.DataFrame([row for row, _ in described], columns=list(TITLES))
+        described = list(pool.map(_describe, chosen))
+    frame = pd.DataFrame([row for row, _ in described], columns=list(COLUMNS))
     frame = frame.astype({"seed": "Int64", "updates": "Int64"})
     keys = differing_keys([recipe for _, recipe in described if recipe])
     settings = [[recipe.get(key) for key in keys] for _, recipe in described]
@@ -84,59 +78,42 @@ def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
     return frame.sort_values(column, ascending=sort != "tokens", kind="stable", ignore_index=True)
 
 
-_LOSS = partial(format_number, unit="nats/token")
-_TOKENS = partial(format_number, axis="tokens")
-_FORMATS: dict[str, Callable[[Any], str]] = {
-    "tokens": _TOKENS,
-    "budget": _TOKENS,
-    "flops": partial(format_number, axis="flops"),
-    "seconds": partial(format_number, axis="seconds"),
-    "final_loss": _LOSS,
-    "best_val_loss": _LOSS,
-    # An age's first unit is enough.
-    "age_seconds": lambda seconds: " ".join(human_seconds(seconds).split()[:2]),
-}
+def chosen_names(names: Sequence[str]) -> list[str]:
+    """Return the runs of these names or their beginnings, globs over them, or recipes, each once;
+    without names all."""
+    chosen = existing = run_names()
+    if names:
+        by_recipe = runs_by_recipe(existing)
+        chosen = []
+        for name in names:
+            chosen += fnmatch.filter(existing, name) or runs_meant(name, existing, by_recipe)
+    return list(dict.fromkeys(chosen))
 
 
-def format_cell(column: str, value: Any) -> str:
-    """Return a value of the frame of runs as text for people; "-" for what a run does not have."""
-    import pandas as pd
+def glance_at_runs(
+    names: Sequence[str], sort: Order = "age", most: int | None = None
+) -> tuple[list[Glance], int]:
+    """Return the first runs of a list, and how many are left out.
 
-    if pd.isna(value) or value == "":
-        return "-"
-    return _FORMATS.get(column, format_value)(value)
-
-
-def table_of_runs(frame: pd.DataFrame, fits: Callable[[Table], bool]) -> Table:
-    """Return the runs as a table with as many columns as fit; if no table does, with a line of
-    values below each name."""
-    from efftrain_cli.compare.tables import Table
-
-    shown = [
-        "name",
-        "status",
-        "recipe",
-        "seed",
-        "tokens",
-        "budget",
-        "best_val_loss",
-        "age_seconds",
-    ]
-    for left_out in ("", "recipe", "seed", "budget", "age_seconds", "tokens"):
-        shown = [name for name in shown if name != left_out]
-        rows = []
-        for run in frame[shown].to_dict("records"):
-            rows.append(tuple(format_cell(*cell) for cell in run.items()))
-        table = Table("", tuple(TITLES[name] for name in shown), rows)
-        if fits(table):
-            return table
-    return Table(
-        "", ("run", ""), [(name, f"{status}, best loss {loss}") for name, status, loss in rows]
-    )
+    Args:
+        names, sort: as for `read_runs`; but the loss is the last one.
+        most: runs to return; None: all.
+    """
+    paths = [runs_root() / name for name in chosen_names(names)]
+    if sort == "age":
+        paths.sort(key=written_at, reverse=True)
+    if sort in ("age", "name"):
+        return [glance(path) for path in paths[:most]], len(paths[most:]) if most else 0
+    runs = [glance(path) for path in paths]
+    if sort == "tokens":
+        runs.sort(key=lambda run: -run.tokens)
+    else:
+        runs.sort(key=lambda run: math.inf if run.val_loss is None else run.val_loss)
+    return runs[:most], len(runs[most:]) if most else 0
 
 
 def row_of(path: Path, run: RunNumbers) -> dict[str, Any]:
-    """Return the values of a run by the columns of TITLES."""
+    """Return the values of a run by COLUMNS."""
     since_grown = run.evaluated["val_loss"][run.evaluated["step"] > run.grown_at]
     return {
         "name": run.name,
@@ -181,13 +158,15 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def verify_run(path: Path) -> str:
-    """Compare rows, events and small files of a run with their check values; return the counts of
-    valid ones in words.
+    """Compare rows, events, small files and checkpoints of a run with their check values; return
+    the counts of valid ones in words.
 
     Raises:
         DataError: a line or file is damaged; the message names each.
     """
     problems, unsealed = verify_small_files(path)
+    checkpoints, damage = verify_checkpoints(path)
+    problems += damage
     counts = []
     unchecked = 0
     for name, noun in (("metrics.jsonl", "row"), ("events.jsonl", "event")):
@@ -207,7 +186,8 @@ def verify_run(path: Path) -> str:
         unchecked += lines.checked.count(False)
     if problems:
         raise DataError("\n".join(problems))
-    text = f"{path.name}: {' and '.join(counts)}, no damage"
+    counts.append(counted(checkpoints, "checkpoint"))
+    text = f"{path.name}: {', '.join(counts)}: no damage"
     if unchecked:
         text += f"; {counted(unchecked, 'line')} without a check value"
     return f"{text}; {counted(unsealed, 'file')} without a seal" if unsealed else text

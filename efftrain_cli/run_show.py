@@ -1,57 +1,175 @@
-"""`efftrain runs show`: one run in full, as tables or as values for other programs."""
+"""`efftrain runs show`: one run in a few lines, in full as tables, or as values for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.compare.comparison import compare
-from efftrain_cli.compare.formats import format_number, format_value, origin_values
-from efftrain_cli.compare.frames import rows_of
-from efftrain_cli.compare.reading import RunNumbers, read_numbers
-from efftrain_cli.compare.tables import Table, tables_of
+import numpy as np
+
+from efftrain_cli.foundation.console import (
+    counted,
+    human_bytes,
+    human_count,
+    human_flops,
+    human_seconds,
+    printable,
+    table_lines,
+)
+from efftrain_cli.plan.describe import LABEL
+from efftrain_cli.recipe.draft import shown_path
+from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import checkpoints_of
-from efftrain_cli.run.small_files import read_run
-from efftrain_cli.run_list import TITLES, format_cell, row_of
+from efftrain_cli.run.glance import glance, written_at
+from efftrain_cli.run.lines import Values
+from efftrain_cli.run.metrics import all_rows, check_rows, columns_of, latest_rows
+from efftrain_cli.run.names import recipe_name
+from efftrain_cli.run.small_files import SmallFiles, read_run
+from efftrain_cli.run.stability import COLUMNS, SLIGHT, measure, validation_curve
+from efftrain_cli.run_list import size_of
+
+PARTS = ("train", "eval", "checkpoint", "compile", "other")
+"""Seconds of metrics.jsonl that the wall time of a run consists of."""
 
 
-def tables_of_run(path: Path) -> list[Table]:
-    """Return the run's row of the frame of runs, measures, time, events, recipe, origin as tables.
+def lines_of_run(path: Path) -> list[str]:
+    """Return what a run is and what came of it, each number once.
 
     Raises:
         DataError: a file is missing or damaged.
     """
-    run = read_numbers(path)
-    files = read_run(path)
-    row = row_of(path, run)
-    head = {}
-    for name, title in TITLES.items():
-        text = format_cell(name, row[name])
-        if name != "name" and text != "-":
-            head[title] = text
-    if run.marks:
-        head["marks"] = "; ".join(mark.text for mark in run.marks)
-    head["folder"] = str(path)
-    measured = tables_of(compare([run], allow=True))
+    run = read_run(path)
+    rows = latest_rows(path)
+    last = rows[-1] if rows else {}
+    status = glance(path).status
+    when = f"{datetime.fromtimestamp(written_at(path)).astimezone():%Y-%m-%d %H:%M}"
+    what = "running, last row" if status.endswith("%") else status
+    lines = [f"{run.name}, {what} {when}"]
+    lines += [f"{label:{LABEL}}{text}" for label, text in _facts(run, rows, last) if text]
+    lines.append(f"{'disk':{LABEL}}{human_bytes(size_of(path))} in {shown_path(path)}")
+    return lines
+
+
+def _facts(run: SmallFiles, rows: Sequence[Values], last: Values) -> Iterator[tuple[str, str]]:
+    """Yield labels and texts of the lines between the first and the last."""
+    yield "result", _result(run, rows)
+    step = last.get("step", 0)
+    resumes = sum(event.get("event") == "resume" for event in run.events)
+    budget = run.recipe.get("train", {}).get("tokens")
+    of_budget = ""
+    if isinstance(budget, int) and last.get("tokens", 0) < budget:
+        of_budget = f" of {human_count(budget)}"
+    yield (
+        "spent",
+        f"{counted(step, 'step')}, {human_count(last.get('tokens') or 0)}{of_budget} tokens,"
+        f" {human_flops(last.get('total_flops') or 0.0)}s,"
+        f" {human_seconds(last.get('train_seconds') or 0.0)} on {run.origin.get('device')};"
+        f" {counted(resumes, 'resume') if resumes else 'no resume'}",
+    )
+    yield "stable", _stability(rows)
+    seed = run.recipe.get("seed")
+    changes = _changes(run.origin.get("command"))
+    yield "recipe", f"{recipe_name(run.origin, run.name)}, seed {seed}, {changes}"
+    yield "text", _text(run.recipe.get("data", {}))
+    damage = len(check_rows(run.path).corrupt)
+    if damage:
+        yield "damage", f"{counted(damage, 'line')} of metrics.jsonl left out: `runs verify`"
+    if (run.path / "zeroshot.json").exists():
+        yield "scores", "in zeroshot.json"
+
+
+def _text(data: Values) -> str:
+    """Return the training text and the tokenizer as the recipe names them."""
+    text = data.get("train", "stdlib")
+    names = [source.get("path") for source in data.get("sources", ())]
+    if not names:
+        names = text if isinstance(text, list) else [text]
+    return printable(", ".join(map(str, (*names, data.get("tokenizer", "gpt2")))))
+
+
+def _result(run: SmallFiles, rows: Sequence[Values]) -> str:
+    curve = validation_curve(rows)
+    if not curve:
+        return "no validation loss yet"
+    step, loss = curve[-1]
+    text = f"val loss {loss:.4f} nats/token"
+    bytes_per_target = flatten(run.origin).get("data.valid_bytes_per_token")
+    if bytes_per_target:
+        text += f", {loss / math.log(2) / bytes_per_target:.2f} bits/byte"
+    if step < rows[-1]["step"]:
+        text += f" after step {step:,}"
+    return text
+
+
+def _stability(rows: Sequence[Values]) -> str:
+    """Return the largest loss ratio and the number of jumps of the validation loss; "" before the
+    second step."""
+    stability = measure(columns_of(rows, COLUMNS))
+    if stability.max_loss_ratio is None:
+        return ""
+    losses = np.array([loss for _, loss in validation_curve(rows)])
+    jumps = int((losses[1:] > SLIGHT * np.minimum.accumulate(losses)[:-1]).sum())
+    text = f"largest loss ratio {stability.max_loss_ratio:.2f};"
+    text += f" {counted(jumps, 'jump') if jumps else 'no jump'}"
+    if stability.first_nonfinite_step is not None:
+        text += f"; not finite at step {stability.first_nonfinite_step:,}"
+    return text
+
+
+def _changes(command: object) -> str:
+    """Return what the command line that began a run changed of its recipe."""
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    changes = [after for word, after in pairwise(words) if word == "--set"]
+    changes += [word.removeprefix("--set=") for word in words if word.startswith("--set=")]
+    return ", ".join(changes) or "no changes"
+
+
+def details_of_run(path: Path) -> list[str]:
+    """Return where the time of a run went, its events, recipe and origin, as lines.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    run = read_run(path)
+    lines = []
+    times = [(name, human_seconds(seconds)) for name, seconds in seconds_of(path).items()]
     events = []
-    for event in files.events:
+    for event in run.events:
         if event.get("event") != "checkpoint":
-            fields = [_field(key, event[key]) for key in event if key not in ("time", "event")]
-            time = str(event.get("time", "-"))
-            kind = str(event.get("event"))
-            events.append((time, kind, ", ".join(fields)))
-    kept = ", ".join(checkpoint.name for checkpoint in checkpoints_of(path))
-    tables = [
-        _pairs(path.name, head),
-        *(table for table in measured if table.title not in ("", "Runs")),
-        _pairs("Time", _times(run)),
-        Table("Events", ("time", "event", "what"), tuple(events)),
-        _pairs("Checkpoints", {"kept": kept or "none"}),
-        _pairs("Recipe", run.recipe),
-        _pairs("Origin", origin_values(run.origin)),
-    ]
-    return [table for table in tables if table.rows]
+            fields = [f"{key} {event[key]}" for key in event if key not in ("time", "event")]
+            events.append((str(event.get("time")), str(event.get("event")), ", ".join(fields)))
+    kept = [(checkpoint.name,) for checkpoint in checkpoints_of(path)]
+    for title, header, rows in (
+        ("Time", ("part", "time"), times),
+        ("Events", ("time", "event", "what"), events),
+        ("Checkpoints", ("kept",), kept),
+        ("Recipe", ("key", "value"), _pairs(run.recipe)),
+        ("Origin", ("key", "value"), _pairs(run.origin)),
+    ):
+        if rows:
+            lines += ["", title, *table_lines(header, rows)]
+    return lines
+
+
+def _pairs(values: Values) -> list[tuple[str, str]]:
+    return [(key, str(value)) for key, value in flatten(values).items() if value is not None]
+
+
+def seconds_of(path: Path) -> dict[str, float]:
+    """Return the seconds of each part of a run's wall time, replaced steps included; the last
+    checkpoint's are in its event."""
+    rows = all_rows(path)
+    seconds = {}
+    for part in PARTS:
+        column = "seconds" if part == "train" else f"{part}_seconds"
+        known = [row[column] for row in rows if isinstance(row.get(column), int | float)]
+        if known:
+            seconds[part] = math.fsum(known)
+    return seconds
 
 
 def values_of_run(path: Path) -> dict[str, Any]:
@@ -62,6 +180,11 @@ def values_of_run(path: Path) -> dict[str, Any]:
     Raises:
         DataError: a file is missing or damaged.
     """
+    # pandas and scipy take a second, and lines need neither.
+    from efftrain_cli.compare.comparison import compare
+    from efftrain_cli.compare.frames import rows_of
+    from efftrain_cli.compare.reading import read_numbers
+
     run = read_numbers(path)
     files = read_run(path)
     scores: dict[tuple[str, ...], dict[str, float]] = {}
@@ -89,28 +212,3 @@ def values_of_run(path: Path) -> dict[str, Any]:
         "recipe": files.recipe,
         "origin": run.origin,
     }
-
-
-def _pairs(title: str, values: Mapping[str, Any]) -> Table:
-    rows = [(key, format_value(value)) for key, value in values.items() if value is not None]
-    return Table(title, ("", ""), tuple(rows))
-
-
-def _field(key: str, value: object) -> str:
-    """Write a field of an event: bytes, tokens, FLOPs and seconds as elsewhere on the screen."""
-    for axis in ("bytes", "tokens", "flops", "seconds"):
-        # A file from elsewhere may hold any number.
-        if axis in key and isinstance(value, int | float) and abs(value) < 1e30:
-            return f"{key} {format_number(value, axis=axis)}"
-    return f"{key} {format_value(value)}"
-
-
-def _times(run: RunNumbers) -> dict[str, str]:
-    """Return what the wall time of a run went into."""
-    parts = {name.removesuffix("_seconds"): seconds for name, seconds in run.spent.items()}
-    parts.pop("cpu", None)
-    wall = parts.pop("wall", 0.0)
-    named = sum(parts.values())
-    wall = max(named, wall)
-    parts |= {"other": wall - named, "wall": wall}
-    return {name: format_number(seconds, axis="seconds") for name, seconds in parts.items()}

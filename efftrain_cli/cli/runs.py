@@ -1,9 +1,8 @@
-"""`efftrain runs list|show|verify|rm`."""
+"""`efftrain runs list|show|checkpoints|verify|rm`."""
 
 from __future__ import annotations
 
 import sys
-from functools import partial
 from typing import Annotated, Literal
 
 import typer
@@ -15,7 +14,11 @@ from efftrain_cli.cli.options import RunArgument, TableOrJson
 from efftrain_cli.foundation.console import print_folded, print_json
 from efftrain_cli.foundation.errors import UsageError
 
-runs_app = Commands(no_args_is_help=True, help="List, show, verify and remove runs.")
+SHOWN = 20
+"""Runs that are listed without --all."""
+runs_app = Commands(
+    no_args_is_help=True, help="List, show, verify and remove runs and their checkpoints."
+)
 app.add_typer(runs_app, name="runs", rich_help_panel="Runs")
 
 
@@ -40,17 +43,22 @@ def list_(
         Literal["age", "name", "loss", "tokens"],
         Option(help="age: newest first; name; loss: lowest first; tokens: most first."),
     ] = "age",
+    every: Annotated[bool, Option("--all", help="All of them, not only the first twenty.")] = False,
     format_: TableOrJson = "table",
 ) -> None:
-    """List runs: status, recipe, seed, tokens, best validation loss, age."""
-    from efftrain_cli.run.directory import runs_root
-    from efftrain_cli.run_list import read_runs, table_of_runs
+    """List runs: status, tokens, last validation loss, age."""
+    import time
 
-    frame = read_runs(names or [], sort)
+    from efftrain_cli.foundation.console import human_count, human_seconds, table_lines
+    from efftrain_cli.run.directory import runs_root
+    from efftrain_cli.run_list import glance_at_runs, read_runs
+
     if format_ == "json":
+        frame = read_runs(names or [], sort)
         print_json(frame.astype(object).where(frame.notna(), None).to_dict("records"))
         return
-    if frame.empty:
+    runs, left_out = glance_at_runs(names or [], sort, None if every else SHOWN)
+    if not runs:
         said = f"no runs in {runs_root()}; `efftrain pretrain` makes one"
         if names:
             said = (
@@ -59,13 +67,21 @@ def list_(
             )
         print_folded(said)
         return
-    from efftrain_cli.compare.show import fits, print_tables
-    from efftrain_cli.foundation.console import make_console
-
-    console = make_console(result=True)
-    print_tables(console, [table_of_runs(frame, partial(fits, console=console))])
-    for problem in filter(None, frame.problem):
-        print_folded(f"warning: {problem}", stream=sys.stderr)
+    rows = []
+    for run in runs:
+        # An age's first unit is enough.
+        age = " ".join(human_seconds(max(0.0, time.time() - run.written)).split()[:2])
+        if run.status.endswith("%"):
+            age = "now"
+        loss = "" if run.val_loss is None else f"{run.val_loss:.4f}"
+        rows.append((run.name, run.status, human_count(run.tokens), loss, age))
+    header = ("run", "status", "tokens", "val loss", "age")
+    print("\n".join(table_lines(header, rows, ("tokens", "age"))))
+    if left_out:
+        print(f"... {left_out:,} more: --all")
+    for run in runs:
+        if run.problem:
+            print_folded(f"warning: {run.problem}", stream=sys.stderr)
 
 
 @runs_app.command(
@@ -74,24 +90,45 @@ def list_(
         "efftrain runs show small-seed1234 --format json",
     )
 )
-def show(name: RunArgument, format_: TableOrJson = "table") -> None:
-    """Show one run in full: its numbers, events, checkpoints, recipe and origin."""
-    from efftrain_cli.compare.show import print_tables
-    from efftrain_cli.foundation.console import make_console
+def show(
+    name: RunArgument,
+    details: Annotated[
+        bool, Option("--details", help="Also its time, events, checkpoints, recipe and origin.")
+    ] = False,
+    format_: TableOrJson = "table",
+) -> None:
+    """Show one run: its result, what it spent, stability, recipe, text and disk."""
+    from efftrain_cli.foundation.console import make_console, print_labelled
+    from efftrain_cli.plan.describe import LABEL
     from efftrain_cli.run.names import find_run
-    from efftrain_cli.run_show import tables_of_run, values_of_run
+    from efftrain_cli.run_show import details_of_run, lines_of_run, values_of_run
 
     path = find_run(name)
     if format_ == "json":
         print_json(values_of_run(path))
         return
-    print_tables(make_console(result=True), tables_of_run(path))
+    print_labelled(make_console(result=True), lines_of_run(path), indent=LABEL)
+    if details:
+        print("\n".join(details_of_run(path)))
+
+
+@runs_app.command(examples=("efftrain runs checkpoints small-seed1234",))
+def checkpoints(name: RunArgument, format_: TableOrJson = "table") -> None:
+    """List what a run has saved: step, size, time."""
+    from efftrain_cli.run.names import find_run
+    from efftrain_cli.run_checkpoints import describe_checkpoints, list_checkpoints
+
+    path = find_run(name)
+    if format_ == "json":
+        print_json(list_checkpoints(path))
+    else:
+        print("\n".join(describe_checkpoints(path)))
 
 
 @runs_app.command(examples=("efftrain runs verify small-seed1234",))
 def verify(name: RunArgument) -> None:
-    """Compare rows, events and small files with their check values; exit code 3 if one is
-    damaged."""
+    """Compare rows, events, small files and checkpoints with their check values; exit code 3 if one
+    is damaged."""
     from efftrain_cli.run.directory import run_path, runs_root
     from efftrain_cli.run.names import find_run
     from efftrain_cli.run_list import verify_run

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: size and sha256 of each of its files, and proof that the manifest
 itself is whole.
 
-No torch, so that `efftrain checkpoint list` answers at once.
+No torch, so that `efftrain runs checkpoints` answers at once.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def test_commands_stand_in_the_panel_of_their_purpose():
         elif name := re.match(r"│ ([a-z][a-z-]+) ", line):
             found.append(name[1])
     assert {"pretrain", "prepare", "recipes", "tune-warmup", "grow"} <= set(panels["Train"])
-    assert {"runs", "checkpoint", "wandb-sync"} <= set(panels["Runs"])
+    assert {"runs", "wandb-sync"} <= set(panels["Runs"])
     assert {"compare", "sweep"} <= set(panels["Compare"])
     assert {"bench", "verify-resume"} <= set(panels["This machine"])
     assert "bool>" not in shown

@@ -84,8 +84,8 @@ WRONG_RUN = {
     "accumulation": "accumulation smal",
     "runs-show": "runs show smal",
     "runs-rm": "runs rm smal --yes",
-    "checkpoint-list": "checkpoint list smal",
-    "checkpoint-verify": "checkpoint verify smal",
+    "runs-checkpoints": "runs checkpoints smal",
+    "runs-verify": "runs verify smal",
     "wandb-sync": "wandb-sync smal",
     "compare": "compare smal",
 }

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import re
-from functools import partial
-from io import StringIO
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import Result
 
-from efftrain_cli.compare import reading
-from efftrain_cli.compare.show import fits, print_tables
+from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import DataError, UsageError
-from efftrain_cli.run.metrics import read_metrics as read
-from efftrain_cli.run_list import format_cell, read_runs, remove_runs, table_of_runs
-from tests.conftest import cli
+from efftrain_cli.run.glance import glance
+from efftrain_cli.run_list import read_runs, remove_runs
+from tests.conftest import cli, python
 from tests.fake_runs import rows_of, write_run
+from tests.terminal import on_terminal
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_list_says_status_recipe_seed_tokens_and_best_loss(root):
     out = run("list")
     assert f"{expected:.4f}" in out.stdout
     (half,) = (line.split() for line in out.stdout.splitlines() if line.startswith("half"))
-    assert half[4:6] == ["51.2K", "102.4K"]
+    assert half[1:3] == ["crashed", "51.2K"]
     assert "is newer: update efftrain" in out.stderr
     value = json.loads(run("list 'small-*' --format json").stdout)
     assert [entry["name"] for entry in value] == ["small-seed3"]
@@ -64,30 +63,69 @@ SWEPT = "sweep-small-muon-lr1e-3-n-layer2-tokens4096"
 """Name of a run of a sweep over three settings: with its seed 49 characters."""
 
 
-def listed(width: int) -> list[str]:
+def listed(root: Path, width: int) -> list[str]:
     """The lines of `runs list --sort name` in a terminal of so many columns."""
-    out = StringIO()
-    console = Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False)
-    table = table_of_runs(read_runs(sort="name"), partial(fits, console=console))
-    print_tables(console, [table])
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
-    return [line.rstrip() for line in plain.splitlines()]
+    return on_terminal(root, width, "runs", "list", "--sort", "name").splitlines()
 
 
-def test_list_keeps_names_whole_and_leaves_out_columns_in_a_narrow_terminal(root):
-    """A run is one line at 80 columns, and two at 60."""
+def test_list_is_a_line_a_run_at_80_columns(root):
     for seed in (1, 2):
         write_run(root, "small", seed, name=f"{SWEPT}-seed{seed}")
-    head = "run status recipe seed tokens budget best loss age"
-    assert " ".join(listed(120)[0].split()) == head
-    at_80 = listed(80)
-    assert " ".join(at_80[0].split()).startswith("run status tokens best loss")
-    assert at_80[2].startswith(f"{SWEPT}-seed1 finished 102.4K 3.2")
-    assert at_80[3].startswith(f"{SWEPT}-seed2 finished 102.4K 3.2")
-    first, its_values, second, *_ = listed(60)
-    assert (first, second) == (f"{SWEPT}-seed1", f"{SWEPT}-seed2")
-    assert its_values.startswith("  finished, best loss 3.2")
-    assert listed(30)[::2][:2] == [first, second], "a terminal breaks what is wider than it"
+    write_run(root, "half", 0, steps=50, budget=102400)
+    head, *lines = listed(root, 120)
+    assert head.split() == ["run", "status", "tokens", "val", "loss", "age"]
+    assert [line.split()[:3] for line in lines] == [
+        ["half-seed0", "crashed", "51.2K"],
+        [f"{SWEPT}-seed1", "finished", "102K"],
+        [f"{SWEPT}-seed2", "finished", "102K"],
+    ]
+    final = rows_of(100, 1)[-1]["val_loss"]
+    assert lines[1].split()[3] == f"{final:.4f}"
+    at_80 = listed(root, 80)
+    assert len(at_80) == 4 and max(map(len, at_80)) <= 80
+    assert at_80[2].split()[:2] == [f"{SWEPT}-seed1", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("event", "status"),
+    [
+        ({"event": "end", "status": "finished"}, "finished"),
+        ({"event": "end", "status": "paused"}, "stopped"),
+        ({"event": "signal", "signal": "SIGTERM"}, "stopped"),
+        ({"event": "diverged", "step": 50}, "diverged"),
+        ({"event": "end", "status": "outofmemory"}, "crashed"),
+        ({"event": "resume", "step": 50}, "crashed"),
+    ],
+)
+def test_a_glance_says_how_a_run_ended(root, event, status):
+    """Its last event says so; without an end, tokens and budget do."""
+    start = {"event": "start", "time": "T"}
+    path = write_run(root, "small", 0, steps=50, budget=102400, events=[start, event])
+    assert glance(path).status == status
+    with (path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert glance(path).status == "50 %"
+    whole = write_run(root, "whole", 0, events=[start])
+    assert glance(whole).status == "finished"
+
+
+def test_a_thousand_runs_are_listed_within_a_second_and_a_half(root):
+    """In seconds of CPU, startup included; nothing heavy. The newest twenty, or all."""
+    made = write_run(root, "small", 0, rows=rows_of(20, 0))
+    for number in range(1, 1000):
+        shutil.copytree(made, root / f"small-seed{number}")
+    code = (
+        "import resource, sys\nfrom efftrain_cli.__main__ import main\n"
+        "sys.argv = ['efftrain', *sys.argv[1:]]\n"
+        "try:\n    main()\nfinally:\n"
+        "    used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "    heavy = {'torch', 'scipy', 'pandas', 'numpy'} & sys.modules.keys()\n"
+        "    print(used.ru_utime + used.ru_stime, *heavy)\n"
+    )
+    for words, lines in ((("runs", "list"), 22), (("runs", "list", "--all"), 1001)):
+        *shown, last = python(code, *words, cwd=root).stdout.splitlines()
+        assert len(shown) == lines and float(last) < 1.5, "seconds, and what was imported"
+        assert shown[-1] == "... 980 more: --all" or lines == 1001
 
 
 def test_list_takes_a_beginning_or_a_recipe_as_other_commands_do(root):
@@ -106,13 +144,6 @@ def test_list_takes_a_beginning_or_a_recipe_as_other_commands_do(root):
     }
     assert len(read_runs(["small", "mine", "m*"])) == 2, "each once"
     assert "no runs called x in" in (out := run("list x").stdout) and "`efftrain runs list`" in out
-
-
-@pytest.mark.parametrize(
-    "seconds, shown", [(59, "59 s"), (3599, "59 min"), (7500, "2 h"), (4 * 86400, "4.0 days")]
-)
-def test_an_age_has_one_unit(seconds, shown):
-    assert format_cell("age_seconds", seconds) == shown
 
 
 def test_a_grown_run_has_its_own_name_and_best_loss(root):
@@ -184,62 +215,62 @@ def test_a_locked_run_is_running(root):
     assert read_runs().status[0] == "crashed"
 
 
-def test_show_says_everything(root):
-    # Evaluation takes 11 x 0.25 s; 1.25 s of the wall time is nobody's.
-    rows = [row | {"wall_seconds": row["step"] * 0.09} for row in rows_of(100, 0)]
-    write_run(
-        root, "small", 0, rows=rows, events=[{"event": "start", "time": "T", "device": "cpu"}]
-    )
+def test_show_prints_each_number_once(root):
+    """2.5 bytes a target; 100 steps of 1,024 tokens, 0.05 s and 6e5 FLOPs a token."""
+    rows = rows_of(100, 0)
+    command = ["efftrain", "pretrain", "small", "--set", "optim.lr=1e-3", "--set=train.tokens=9"]
+    path = write_run(root, "small", 0, rows=rows, origin={"command": command, "device": "Some CPU"})
     out = run("show small-seed0").stdout
-    for word in (
-        "finished",
-        "tokens per training second",
-        "20.48K",
-        "start",
-        "device cpu",
-        "optim.lr",
-        "data.valid_hash",
-    ):
-        assert word in out
-    assert "marks" not in out
-    # One run needs no letter, and a value that it lacks no line.
-    assert not re.search(r"^ +A *$|^study|-$", out, re.MULTILINE)
-    assert f" {'b' * 16} " in out and "b" * 17 not in out  # a hash of 64 digits
-    # F43: the parts of the time and what they add up to.
-    lines = [" ".join(line.split()) for line in out.splitlines()]
-    for part in ("train 5 s", "eval 2.75 s", "other 1.25 s", "wall 9 s"):
-        assert part in lines
-    assert "device cpu" in out and "budget 102.4K" in lines
+    head, *lines, disk = out.splitlines()
+    assert re.fullmatch(r"small-seed0, finished \d{4}-\d\d-\d\d \d\d:\d\d", head)
+    losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
+    ratio = max(row["loss_ratio"] for row in rows if row.get("loss_ratio"))
+    bits = losses[-1] / math.log(2) / 2.5
+    assert lines == [
+        f"result  val loss {losses[-1]:.4f} nats/token, {bits:.2f} bits/byte",
+        "spent   100 steps, 102K tokens, 61.4 GFLOPs, 5 s on Some CPU; no resume",
+        f"stable  largest loss ratio {ratio:.2f}; no jump",
+        "recipe  small, seed 0, optim.lr=1e-3, train.tokens=9",
+        "text    stdlib, gpt2",
+    ]
+    size = sum(file.stat().st_size for file in path.iterdir())
+    assert disk == f"disk    {human_bytes(size)} in {path}"
     with pytest.raises(UsageError, match="did you mean small-seed0"):
         run("show small-seed1")
 
 
-def test_numbers_of_events_have_their_units(root):
-    events = [
-        {"event": "memory", "time": "T", "host_bytes": 355_500_032, "device_bytes": 10**400},
-        {"event": "growth", "time": "T", "flops": 3.8e12, "seconds": 150.0},
-        {"event": "diverged", "time": "T", "window_tokens": [0, 128]},
-    ]
-    write_run(root, "small", 0, events=events)
-    out = run("show small-seed0").stdout
-    assert "host_bytes 355.5 MB, device_bytes 1000" in out
-    assert "flops 3.8 TFLOPs, seconds 2 min 30 s" in out
-    assert "window_tokens [0, 128]" in out
+def test_show_says_what_an_unfinished_run_lacks(root):
+    """Half of its tokens, a jump of the validation loss, a resume, and no loss at its last step."""
+    rows = rows_of(55, 0)
+    rows[20]["val_loss"] = 2 * rows[10]["val_loss"]
+    rows[55]["val_loss"] = None
+    events = [{"event": "start", "time": "T"}, {"event": "resume", "step": 30}]
+    write_run(root, "small", 0, rows=rows, budget=112640, events=events)
+    lines = run("show small-seed0").stdout.splitlines()
+    assert lines[0].startswith("small-seed0, crashed ")
+    assert lines[1].endswith(" bits/byte after step 50")
+    assert lines[2].startswith("spent   55 steps, 56.3K of 113K tokens, ")
+    assert lines[2].endswith("; 1 resume") and lines[3].endswith("; 1 jump")
+
+
+def test_show_details_has_time_events_recipe_and_origin(root):
+    """F43: evaluation takes 11 x 0.25 s."""
+    write_run(root, "small", 0, events=[{"event": "start", "time": "T", "device": "cpu"}])
+    out = run("show small-seed0 --details").stdout
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    for line in ("train 5 s", "eval 3 s", "T start device cpu", "optim.lr 0.001"):
+        assert line in lines
+    assert f"data.valid_hash {'b' * 64}" in lines
 
 
 def test_a_run_that_was_not_started_is_at_no_step(root):
     write_run(root, "small", 0, rows=[])
     (root / "small-seed0" / "metrics.jsonl").unlink()
-    out = run("show small").stdout
-    assert re.search("^marks +unfinished: not started *$", out, re.MULTILINE)
-
-
-def test_show_reads_the_rows_once(root, monkeypatch):
-    write_run(root, "small", 0)
-    reads = []
-    monkeypatch.setattr(reading, "read_metrics", lambda *words: reads.append(words) or read(*words))
-    run("show small-seed0")
-    assert len(reads) == 1
+    lines = run("show small").stdout.splitlines()
+    assert lines[0].startswith("small-seed0, not started ")
+    assert lines[1] == "result  no validation loss yet"
+    assert lines[2].startswith("spent   0 steps, 0 of 102K tokens, ")
+    assert not any(line.startswith("stable") for line in lines)
 
 
 def test_rm_asks_and_removes_only_what_was_named(root):

@@ -24,8 +24,7 @@ VERBS = [
     ("sample", "r", "--prompt", "x"),
     ("export", "r", "--out", "out"),
     ("grow", "r", "--operator", "width"),
-    ("checkpoint", "list", "r"),
-    ("checkpoint", "verify", "r"),
+    ("runs", "checkpoints", "r"),
     ("runs", "show", "r"),
     ("runs", "verify", "r"),
     ("wandb-sync", "r"),
@@ -276,8 +275,8 @@ def test_runs_verify_names_file_line_and_reason(tmp_path, monkeypatch):
     assert call("runs", "verify", "small-seed0") == (
         0,
         (
-            "small-seed0: 101 rows and 1 event, no damage; 1 line without a check value; 2 files"
-            " without a seal\n"
+            "small-seed0: 101 rows, 1 event, 0 checkpoints: no damage;"
+            " 1 line without a check value; 2 files without a seal\n"
         ),
     )
     lines = metrics.read_text().splitlines()
@@ -289,10 +288,9 @@ def test_runs_verify_names_file_line_and_reason(tmp_path, monkeypatch):
     numbers = read_numbers(path)
     marks = [mark.text for mark in numbers.marks]
     assert "1 damaged line of metrics.jsonl left out" in marks
+    shown = call("runs", "show", "small-seed0")[1]
+    assert "\ndamage  1 line of metrics.jsonl left out: `runs verify`\n" in shown
     other = read_numbers(write_run(tmp_path, "other", 0))
     assert any(
         "damaged line" in label.text for label in compare([numbers, other], allow=True).labels
     )
-    # A narrow table breaks the words, so each is looked for.
-    output = call("runs", "show", "small-seed0")[1].split()
-    assert {"damaged", "line", "metrics.jsonl"} <= set(output)

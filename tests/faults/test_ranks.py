@@ -64,7 +64,7 @@ def end(run: Process, code: int = 0, message: str = "", timeout: float = 120) ->
 
 def saved(lab: Laboratory) -> int:
     """Return the step of the newest checkpoint, which is verified."""
-    lab.call("checkpoint", "verify", "r")
+    lab.call("runs", "verify", "r")
     return int(lab.checkpoints("r")[-1].removeprefix("step-"))
 
 

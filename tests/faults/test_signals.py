@@ -73,7 +73,7 @@ def test_a_signal_in_every_window(lab, window, number):
     assert lab.last_step("cut") == last
     assert lab.checkpoints("cut")[-1] == f"step-{last:08d}"
     assert [event["status"] for event in lab.events("cut", "end")] == ["stopped"]
-    lab.call("checkpoint", "verify", "cut")
+    lab.call("runs", "verify", "cut")
 
     lab.resume("cut")
     lab.train("whole", recipe=recipe)

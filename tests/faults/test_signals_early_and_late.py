@@ -157,7 +157,7 @@ def test_a_second_signal_during_the_save(lab, second):
     process.kill(second)
     assert process.wait(30) == 75
     assert lab.checkpoints("cut")[-1] == "step-00000010"
-    lab.call("checkpoint", "verify", "cut")
+    lab.call("runs", "verify", "cut")
 
 
 @pytest.mark.skipif(

@@ -197,7 +197,10 @@ def test_verify_lists_a_damaged_file_and_counts_those_without_a_seal(home, kind)
     probe = make_probe(home)
     (run / "probe.json").write_bytes(probe.read_bytes())
     code, message = call("runs", "verify", "r")
-    assert (code, message) == (0, "r: 0 rows and 0 events, no damage; 1 file without a seal\n")
+    assert (code, message) == (
+        0,
+        "r: 0 rows, 0 events, 0 checkpoints: no damage; 1 file without a seal\n",
+    )
     name = {"recipe": "recipe.toml"}.get(kind, f"{kind}.json")
     content = (run / name).read_bytes()
     (run / name).write_bytes(content.replace(b"1", b"3", 1))

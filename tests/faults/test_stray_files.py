@@ -52,9 +52,9 @@ def test_stray_files_and_links_among_checkpoints_are_left_alone(random_run, capf
         "step-00000010",
     }
     assert (folder / "rsync.tmp").read_text() == "another program's"
-    code, output = call("checkpoint", "list", "r")
+    code, output = call("runs", "checkpoints", "r")
     assert code == 0 and output.count("no checkpoint") == 7
-    assert call("checkpoint", "verify", "r")[0] == 0
+    assert call("runs", "verify", "r")[0] == 0
 
 
 @pytest.mark.parametrize("kind", ["a file", "a link", "a dangling link"])

@@ -78,7 +78,7 @@ def test_a_state_that_is_not_finite_is_never_saved(lab, broken, step, word):
     assert word in errors
     assert "the last sound checkpoint is step-00000005" in errors
     assert lab.checkpoints("r") == ["step-00000005"]
-    lab.call("checkpoint", "verify", "r")
+    lab.call("runs", "verify", "r")
     assert nonfinite_tensors(lab.tensors("r", 5)) == []
     assert lab.events("r", "diverged")[-1]["step"] <= step
     assert lab.events("r", "end")[-1]["status"] == "diverged"

@@ -1,9 +1,8 @@
-"""List and verify a run's checkpoints (`efftrain checkpoint`), without torch: at once, even while
-the run trains."""
+"""List and verify a run's checkpoints, for `efftrain runs`, without torch: at once, even while the
+run trains."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,29 +45,14 @@ def describe_checkpoints(run: Path) -> list[str]:
     return lines or [f"run {run.name!r} has no checkpoint yet"]
 
 
-def verify_checkpoints(run: Path) -> list[dict[str, Any]]:
-    """Verify each checkpoint of a run.
-
-    Returns:
-        `checkpoint`, `sound`, `files` (None if it is damaged) and `problem` (None if it is not) of
-        each.
-    """
-    verified: list[dict[str, Any]] = []
-    for path in checkpoints_of(run):
-        entry = {"checkpoint": path.name, "sound": True, "files": None, "problem": None}
+def verify_checkpoints(run: Path) -> tuple[int, list[str]]:
+    """Compare every file of every checkpoint with the sha256 written beside it; return the number
+    of checkpoints, and what is wrong with them."""
+    paths = checkpoints_of(run)
+    problems = []
+    for path in paths:
         try:
-            entry["files"] = len(verify_checkpoint(path))
+            verify_checkpoint(path)
         except CheckpointError as error:
-            entry |= {"sound": False, "problem": str(error)}
-        verified.append(entry)
-    return verified
-
-
-def describe_verified(verified: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line for each entry of `verify_checkpoints`."""
-    lines = []
-    for each in verified:
-        state = "ok" if each["sound"] else "DAMAGED"
-        what = each["problem"] or f"{each['files']} files"
-        lines.append(f"{state:<9}{each['checkpoint']}  {what}")
-    return lines or ["no checkpoint yet"]
+            problems.append(str(error))
+    return len(paths), problems

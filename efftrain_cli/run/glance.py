@@ -1,0 +1,157 @@
+"""What a line of `runs list` says of a run: by origin.json, the last event and the last row alone.
+
+No numpy, and no file is read whole but origin.json, so that a thousand runs take a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from efftrain_cli.foundation.console import printable
+from efftrain_cli.foundation.errors import EfftrainError
+from efftrain_cli.foundation.files import is_locked
+from efftrain_cli.foundation.records import damaged
+from efftrain_cli.run.lines import Values, parse, split_lines
+from efftrain_cli.run.origin import ORIGIN, RESTORE, Origin, read_origin
+from efftrain_cli.run.small_files import read_recipe_values
+
+TAIL = 1 << 14
+"""Bytes of a file's end that are read: some rows."""
+ENDS = {
+    "finished": "finished",
+    "diverged": "diverged",
+    "unsound": "diverged",
+    "paused": "stopped",
+    "stopped": "stopped",
+    "signal": "stopped",
+}
+"""How a run ended, by its last event -> its status; any other end is a crash."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glance:
+    """A run at a glance."""
+
+    name: str
+    status: str
+    """"finished", "54 %" (running), "stopped", "diverged", "crashed", "not started" or
+    "unreadable"."""
+    tokens: int
+    val_loss: float | None
+    """Last validation loss among the last rows, nats per token."""
+    written: float
+    """When a row was last written, seconds since the epoch."""
+    problem: str = ""
+    """Why it cannot be read."""
+
+
+def glance(path: Path) -> Glance:
+    """Look at the run in a directory."""
+    written = written_at(path)
+    try:
+        _check_origin(path)
+        rows = _last_lines(path / "metrics.jsonl")
+        row = rows[-1] if rows else {}
+        status = _status(path, row)
+    except Exception as error:  # one run that nobody can read must not hide the others
+        reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
+        return Glance(
+            name=printable(path.name),
+            status="unreadable",
+            tokens=0,
+            val_loss=None,
+            written=written,
+            problem="\n".join(map(printable, reason.split("\n"))),
+        )
+    losses = [row["val_loss"] for row in rows if _is_number(row.get("val_loss"))]
+    return Glance(
+        name=printable(path.name),
+        status=status,
+        tokens=_tokens(row),
+        val_loss=losses[-1] if losses else None,
+        written=written,
+    )
+
+
+def written_at(path: Path) -> float:
+    """Return when a run was last written to, seconds since the epoch; 0 if it has gone."""
+    for name in ("metrics.jsonl", "recipe.toml"):
+        try:
+            return (path / name).stat().st_mtime
+        except OSError:
+            continue
+    return 0.0
+
+
+def _check_origin(path: Path) -> None:
+    """Check that origin.json is there, in a format that this version reads."""
+    try:
+        origin = json.loads((path / ORIGIN).read_bytes())
+        known = origin["schema_version"] <= Origin.newest
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        known = False
+    if not known:
+        read_origin(path)  # which says what is wrong
+
+
+def _status(path: Path, row: Values) -> str:
+    if is_locked(path / "lock"):
+        budget = _budget(path)
+        done = min(1.0, _tokens(row) / budget)
+        return f"{100 * done:.0f} %"
+    if not row:
+        return "not started"
+    for event in reversed(_last_lines(path / "events.jsonl")):
+        kind = event.get("event")
+        if kind == "end":
+            return ENDS.get(str(event.get("status")), "crashed")
+        if kind in ("diverged", "signal"):
+            return ENDS[kind]
+        if kind in ("start", "resume"):
+            break
+    is_whole = row.get("val_loss") is not None and not row.get("nonfinite")
+    return "finished" if is_whole and _tokens(row) >= _budget(path) else "crashed"
+
+
+def _tokens(row: Values) -> int:
+    """Return the tokens of a row; 0 if it does not say."""
+    return int(row["tokens"]) if _is_number(row.get("tokens")) else 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e30
+
+
+def _budget(path: Path) -> int:
+    """Return the tokens that the recipe of a run trains.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    train: Any = read_recipe_values(path).get("train")
+    tokens = train.get("tokens") if isinstance(train, dict) else None
+    if not isinstance(tokens, int) or tokens < 1:
+        raise damaged(path / "recipe.toml", "it has no train.tokens", RESTORE)
+    return tokens
+
+
+def _last_lines(path: Path) -> list[Values]:
+    """Return the last whole lines of a file of JSON lines; [] without one."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL))
+            content = file.read()
+    except FileNotFoundError:
+        return []
+    if size > TAIL:
+        content = content.partition(b"\n")[2]
+    parsed = [parse(line) for line in split_lines(content).texts]
+    lines = [line for line in parsed if line]
+    if content.strip() and not lines:
+        raise damaged(path, "none of its last lines is whole", RESTORE)
+    return lines
