@@ -213,7 +213,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     files = tokenizer_files(str(spec))
     try:
         if len(files) == 1:
-            backend = tokenizers.Tokenizer.from_file(str(files[0]))
+            # The library opens no file whose name is not UTF-8.
+            backend = tokenizers.Tokenizer.from_str(files[0].read_text("utf-8"))
         else:
             backend = _byte_level(tokenizers.models.BPE.from_file(*map(str, files)))
             if backend.token_to_id(END_OF_TEXT) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,14 @@ def test_tokenizers_that_are_not_there(tmp_path):
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(DataError, match=r"broken\.json cannot be read as a tokenizer"):
         load_tokenizer(tmp_path / "broken.json")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no names that are not UTF-8")
+def test_a_folder_whose_name_is_not_utf_8(bpe, tmp_path):
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    bpe.save(folder / "tokenizer.json")
+    assert load_tokenizer(folder).sha256 == bpe.sha256
 
 
 def test_a_tokenizer_without_end_of_text_is_refused(bpe, tmp_path):
