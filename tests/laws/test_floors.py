@@ -98,26 +98,24 @@ assert sys.modules.keys().isdisjoint({HEAVY!r})
 
 
 def processor_seconds(code: str, cwd: Path) -> float:
-    """Of a new process, the least of five: machines are slow for a while."""
-    seconds = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        python(code, cwd=cwd)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-    return min(seconds)
+    """Return the processor time of a new process that runs `code`."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    python(code, cwd=cwd)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-@pytest.mark.parametrize("args", ["--help", "recipes list"])
-def test_help_and_recipes_answer_quickly(tmp_path, args):
+def test_help_and_recipes_answer_quickly(tmp_path):
     """In less than twice the processor time that the libraries need which draw and check them: 0.3
-    s on an idle machine."""
-    libraries = processor_seconds("import typer, typer.rich_utils, pydantic.dataclasses", tmp_path)
-    ours = processor_seconds(
-        f"import sys; sys.argv[1:] = {args.split()!r}\nimport efftrain_cli.__main__ as m; m.main()",
-        tmp_path,
-    )
-    assert ours < 2 * libraries, (ours, libraries)
+    s on an idle machine. One of five tries is enough: machines are slow for a while."""
+    libraries = "import typer, typer.rich_utils, pydantic.dataclasses"
+    most = 2 * min(processor_seconds(libraries, tmp_path) for _ in range(3))
+    for args in ("--help", "recipes list"):
+        code = (
+            f"import sys; sys.argv[1:] = {args.split()!r}\n"
+            "import efftrain_cli.__main__ as m; m.main()"
+        )
+        assert any(processor_seconds(code, tmp_path) < most for _ in range(5)), args
 
 
 def test_recipes_load_and_plan_without_torch_and_numpy(tmp_path):
