@@ -131,7 +131,8 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write tokenizer.json."""
-        self.backend.save(str(path))
+        # The library opens no file whose name is not UTF-8.
+        path.write_text(self.backend.to_str(pretty=True), encoding="utf-8", newline="\n")
 
 
 def cut_pieces(texts: Iterator[str]) -> Iterator[str]:
@@ -213,7 +214,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     files = tokenizer_files(str(spec))
     try:
         if len(files) == 1:
-            # The library opens no file whose name is not UTF-8.
+            # See `save`.
             backend = tokenizers.Tokenizer.from_str(files[0].read_text("utf-8"))
         else:
             backend = _byte_level(tokenizers.models.BPE.from_file(*map(str, files)))

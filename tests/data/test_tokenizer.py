@@ -259,6 +259,8 @@ def test_a_folder_whose_name_is_not_utf_8(bpe, tmp_path):
     folder = tmp_path / "caf\udce9"
     folder.mkdir()
     bpe.save(folder / "tokenizer.json")
+    bpe.backend.save(str(tmp_path / "tokenizer.json"))
+    assert (folder / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
     assert load_tokenizer(folder).sha256 == bpe.sha256
 
 
