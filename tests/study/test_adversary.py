@@ -277,5 +277,5 @@ def test_a_sweep_of_fewer_seeds_counts_the_others(folder):
     for trial in trials:
         write_trial(trial)
     few = [trial for trial in trials if trial.seed < 3]
-    found = compare_trials(few, "cpu", baseline=None, target_loss=None, allow=False)
+    found = compare_trials(few, baseline=None, target_loss=None, allow=False)
     assert f"{LEFT_OUT}2 of plain, 2 of warm" in found.caveat

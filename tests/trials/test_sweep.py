@@ -81,7 +81,7 @@ def test_each_recipe_is_compared_at_its_own_best_setting(folder):
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])])
     for trial in trials:
         write_trial(trial, 4 if trial.name == "plain-lr2e-3-seed1" else 0)
-    found = compare_trials(trials, "cpu", baseline=None, target_loss=None, allow=False)
+    found = compare_trials(trials, baseline=None, target_loss=None, allow=False)
     assert {tried.label: tried.chosen for tried in found.trials} == {
         "plain optim.lr=0.001": True,  # with the other, a seed diverged
         "plain optim.lr=0.002": False,
@@ -99,7 +99,7 @@ def test_one_recipe_is_shown_at_the_best_setting_of_each_budget(folder):
     trials = grid(["warm.toml"], (0, 1), settings)
     for trial in trials:
         write_trial(trial)
-    found = compare_trials(trials, "cpu", baseline=None, target_loss=None, allow=False)
+    found = compare_trials(trials, baseline=None, target_loss=None, allow=False)
     # The stubs' losses are lower at 2e-3.
     assert {(run.recipe["optim.lr"], run.recipe["train.tokens"]) for run in found.runs} == {
         (2e-3, 1280),
