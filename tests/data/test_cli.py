@@ -124,7 +124,7 @@ try:
     run_app()
 except SystemExit as end:
     assert not end.code, end.code
-heavy = ("torch", "wandb", "datasets", "pandas", "pyarrow", "tokenizers")
+heavy = ("torch", "wandb", "datasets", "pandas", "pyarrow")
 print("heavy:", [name for name in heavy if name in sys.modules])
 """
     assert python(script, cwd=tmp_path).stdout.splitlines()[-1] == "heavy: ['torch']"
