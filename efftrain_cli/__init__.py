@@ -1,18 +1,23 @@
 """efftrain: train GPT models and measure which training-efficiency methods save tokens or time.
 
-The functions of `__all__` are the Python API: each returns a pandas frame of what the command of
-that name prints.
+The functions of `__all__` are the Python API: each returns what the command of that name prints, as
+pandas frames.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from efftrain_cli.compare.comparison import Comparison
+    from efftrain_cli.study.plans import Plan
+
 __version__ = "0.1.0"
-__all__ = ["comparison", "metrics", "runs"]
+__all__ = ["comparison", "metrics", "race", "runs", "study"]
 
 
 def metrics(run: str) -> pd.DataFrame:
@@ -49,46 +54,90 @@ def comparison(
     *names: str,
     baseline: str | None = None,
     target_loss: float | None = None,
-    margin: float | None = None,
+    margin: float = 0.0,
     every_setting: bool = False,
     allow: bool = False,
-    equal: Literal["tokens", "flops"] | None = None,
-) -> pd.DataFrame:
-    """Compare runs, grouped by recipe, with a baseline; return a row per measure and recipe.
+) -> Comparison:
+    """Compare runs, grouped by recipe, with a baseline.
 
-    `values` are by seed; a missing one is the reason in words. If nothing was judged, `verdict` is
-    missing, `reason` says why in words and `kind` in one word for programs.
+    The frames `.results .runs .settings .gains` and `.figures()` hold what the command prints.
 
     Args:
         names: runs, globs over runs, or recipes with runs; all runs without names.
-        baseline: a recipe, or a run of it; default: the only recipe without a method.
-        target_loss: nats per token, to which costs are read; default: the worse run's final loss.
+        baseline: a recipe, or a run of it; default: the first recipe without a method.
+        target_loss: nats per token, to which costs are read too.
         margin: nats per token within which two final losses count as equivalent.
         every_setting: compare each setting of a recipe instead of its best.
         allow: compare runs whose losses are not comparable; nothing about them is judged.
-        equal: the budget that final losses are judged at, equal within 2 %; default: tokens, or
-            FLOPs if only these agree.
 
     Raises:
         UsageError: names stand for no run, or for runs that must not be compared.
-        DataError: no run can be read.
+        DataError: a run cannot be read.
     """
-    from efftrain_cli.compare.comparison import compare, read_valid_runs
-    from efftrain_cli.compare.frames import frame_of
-    from efftrain_cli.compare.sisters import count_sisters
-    from efftrain_cli.run.names import select_runs
+    from efftrain_cli.compare.comparison import compare
+    from efftrain_cli.compare.judge import claim_of
+    from efftrain_cli.compare.scores import load_named_runs
 
-    paths = select_runs(names or ["*"])
-    read, left_out = read_valid_runs(paths)
+    read, left_out = load_named_runs(names or ["*"])
     found = compare(
         read,
         baseline=baseline,
-        target_loss=target_loss,
-        margin=margin,
+        claims=[claim_of(margin)],
+        target=target_loss,
         every_setting=every_setting,
         allow=allow,
-        equal=equal,
-        left_out=left_out,
-        sisters=count_sisters(paths),
     )
-    return frame_of(found)
+    found.caveats.extend(left_out)
+    return found
+
+
+def study(file: str | Path, *, device: str = "auto", jobs: int = 1) -> Comparison:
+    """Train what a study file still needs, and judge it.
+
+    Raises:
+        EfftrainError: the file breaks rules, or a run cannot be trained.
+    """
+    from efftrain_cli.study.plans import read_study
+
+    return _conduct(read_study(Path(file)), device, jobs)
+
+
+def race(
+    *arms: str,
+    pairs: Sequence[int] = (3, 5, 8),
+    margin: float = 0.0,
+    settings: Sequence[str] = (),
+    device: str = "auto",
+    jobs: int = 1,
+) -> Comparison:
+    """Train recipes pair by pair until the answer is in; the first is the baseline.
+
+    Args:
+        pairs: numbers of pairs at which to look.
+        margin: nats per token that do not matter.
+        settings: overrides of all recipes, `key=value`.
+
+    Raises:
+        EfftrainError: a recipe breaks rules, or a run cannot be trained.
+    """
+    from efftrain_cli.compare.judge import claim_of
+    from efftrain_cli.study.race import race_plan
+
+    plan = race_plan(
+        arms,
+        claim_of(margin),
+        pairs,
+        tuple(settings),
+        device=device,
+    )
+    return _conduct(plan, device, jobs)
+
+
+def _conduct(plan: Plan, device: str, jobs: int) -> Comparison:
+    from efftrain_cli.study.conduct import conduct
+    from efftrain_cli.study.text import tell_look
+    from efftrain_cli.trials.runner import TrialRunner
+
+    study = "race" if plan.is_race else plan.name
+    runner = TrialRunner(plan.folder, device=device, jobs=jobs, study=study)
+    return conduct(plan, runner, tell_look).comparison

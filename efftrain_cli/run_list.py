@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import math
 import shutil
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from efftrain_cli.foundation.console import counted, printable
 from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
-from efftrain_cli.foundation.files import is_locked, make_folder
+from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import Record, has_toml_seal, read_record, read_toml_text
-from efftrain_cli.run.directory import REMOVED, existing_run, run_names, run_path, runs_root
+from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
 from efftrain_cli.run.glance import Glance, glance, written_at
 from efftrain_cli.run.lines import read_file
 from efftrain_cli.run.metrics import check_rows
@@ -28,8 +27,6 @@ from efftrain_cli.run_checkpoints import verify_checkpoints
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from efftrain_cli.compare.reading import RunNumbers
 
 COLUMNS = (
     "name",
@@ -64,16 +61,15 @@ def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
     """
     import pandas as pd
 
-    from efftrain_cli.compare.groups import differing_keys
-
     chosen = chosen_names(names)
     with ThreadPoolExecutor(2) as pool:
         described = list(pool.map(_describe, chosen))
     frame = pd.DataFrame([row for row, _ in described], columns=list(COLUMNS))
     frame = frame.astype({"seed": "Int64", "updates": "Int64"})
-    keys = differing_keys([recipe for _, recipe in described if recipe])
-    settings = [[recipe.get(key) for key in keys] for _, recipe in described]
-    frame = frame.join(pd.DataFrame(settings, frame.index, keys, dtype=object))
+    settings = pd.DataFrame([values for _, values in described], frame.index, dtype=object)
+    readable = settings[[bool(values) for _, values in described]]
+    distinct = readable.astype(str).nunique(dropna=False)
+    frame = frame.join(settings[distinct.index[distinct > 1]])
     column = _SORTED_BY[sort]
     return frame.sort_values(column, ascending=sort != "tokens", kind="stable", ignore_index=True)
 
@@ -112,24 +108,27 @@ def glance_at_runs(
     return runs[:most], len(runs[most:]) if most else 0
 
 
-def row_of(path: Path, run: RunNumbers) -> dict[str, Any]:
-    """Return the values of a run by COLUMNS."""
-    since_grown = run.evaluated["val_loss"][run.evaluated["step"] > run.grown_at]
-    return {
+def row_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of a run by COLUMNS, and its settings by dotted key."""
+    from efftrain_cli.run.reading import load_run
+
+    run = load_run(path)
+    values = {
         "name": run.name,
         "status": run.status,
-        "recipe": run.recipe_name,
+        "recipe": run.arm,
         "seed": run.seed,
-        "tokens": run.tokens,
-        "budget": run.recipe.get("train.tokens"),
-        "flops": run.flops,
-        "seconds": run.seconds,
-        "updates": run.step,
+        "tokens": run.facts.get("tokens", 0.0),
+        "budget": run.budget,
+        "flops": run.facts.get("FLOPs"),
+        "seconds": run.facts.get("training seconds"),
+        "updates": run.facts.get("updates", 0),
         "final_loss": run.final_loss,
-        "best_val_loss": float(since_grown.min()) if len(since_grown) else None,
+        "best_val_loss": run.facts.get("best loss"),
         "age_seconds": _age(path),
         "problem": "",
     }
+    return values, dict(run.settings)
 
 
 def _age(path: Path) -> float:
@@ -140,21 +139,17 @@ def _age(path: Path) -> float:
 
 
 def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return one run's values by column, and its recipe by dotted keys, empty if the run cannot be
-    read."""
-    from efftrain_cli.compare.reading import read_numbers
-
+    """Return one run's values by column, and its settings, empty if the run cannot be read."""
     path = runs_root() / name
     row = {"name": printable(name), "age_seconds": 0.0}
     try:
         row["age_seconds"] = _age(path)
-        run = read_numbers(path, zero_shot=False)
+        return row_of(path)
     except Exception as error:  # one run that nobody can read must not hide the others
         reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
         row |= {"status": "unreadable", "recipe": "-", "tokens": 0.0}
         row["problem"] = "\n".join(map(printable, reason.split("\n")))
         return row, {}
-    return row_of(path, run), run.recipe
 
 
 def verify_run(path: Path) -> str:
@@ -196,14 +191,14 @@ def verify_run(path: Path) -> str:
 def verify_small_files(path: Path) -> tuple[list[str], int]:
     """Return the faults of the small files of a run, a search or a study, and how many files have
     no seal."""
-    from efftrain_cli.study.records import Plan
+    from efftrain_cli.study.registration import Registration
     from efftrain_cli.tune_warmup.probe import Receipt, SearchFile
     from efftrain_cli.zeroshot.results import read_entries
 
     kinds: dict[str, type[Record]] = {
         "origin.json": Origin,
         "search.json": SearchFile,
-        "plan.json": Plan,
+        "plan.json": Registration,
         "probe.json": Receipt,
     }
     problems = []
@@ -255,17 +250,8 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a run directory but for its recipe, which a later study asks for: its results were
-    seen.
-
-    The recipe goes first: from then on nothing takes the rest for a run.
-    """
-    if (path / "recipe.toml").is_file():
-        kept = runs_root() / REMOVED / f"{path.name}.{time.time_ns()}.toml"
-        # On a full disk, making room comes first.
-        with contextlib.suppress(OSError):
-            make_folder(kept.parent)
-            (path / "recipe.toml").replace(kept)
+    """Remove a run directory. The recipe goes first: from then on nothing takes it for a run."""
+    (path / "recipe.toml").unlink(missing_ok=True)
     shutil.rmtree(path)
 
 

@@ -173,42 +173,30 @@ def seconds_of(path: Path) -> dict[str, float]:
 
 
 def values_of_run(path: Path) -> dict[str, Any]:
-    """Return one run as values: seconds, tokens, nats per token and shares in percent, not rounded.
-
-    A measure that does not exist is left out.
+    """Return one run as values: seconds, tokens, nats per token, not rounded.
 
     Raises:
         DataError: a file is missing or damaged.
     """
-    # pandas and scipy take a second, and lines need neither.
-    from efftrain_cli.compare.comparison import compare
-    from efftrain_cli.compare.frames import rows_of
-    from efftrain_cli.compare.reading import read_numbers
+    # pandas takes a second, and lines need none.
+    from efftrain_cli.run.reading import load_run
+    from efftrain_cli.zeroshot.results import read_results
 
-    run = read_numbers(path)
+    run = load_run(path)
     files = read_run(path)
-    scores: dict[tuple[str, ...], dict[str, float]] = {}
-    for result in run.zero_shot:
-        scores.setdefault((*result.key[:3], result.checkpoint), {})[result.key[3]] = result.score
-    names = ("task", "protocol", "limit", "checkpoint")
-    rows = rows_of(compare([run], allow=True))
     return {
         "name": path.name,
         "folder": str(path),
         "status": run.status,
-        "marks": [mark.text for mark in run.marks],
-        "recipe_name": run.recipe_name,
+        "notes": list(run.notes),
+        "recipe_name": run.arm,
         "seed": run.seed,
-        "steps": run.step,
-        "tokens": run.tokens,
-        "measures": {row["measure"]: row["mean"] for row in rows if row["mean"] is not None},
-        "seconds": run.spent,
-        "zero_shot": [
-            dict(zip(names, key, strict=True)) | {"metrics": metrics}
-            for key, metrics in scores.items()
-        ],
+        "facts": {title: float(value) for title, value in run.facts.items()},
+        "curve": run.curve.to_dict("list"),
+        "seconds": seconds_of(path),
+        "zero_shot": read_results(path),
         "events": files.events,
         "checkpoints": [checkpoint.name for checkpoint in checkpoints_of(path)],
         "recipe": files.recipe,
-        "origin": run.origin,
+        "origin": files.origin,
     }

@@ -56,7 +56,7 @@ OPERATORS = [
 IMMUTABLE = "nothing assigns to its instances or hashes them; a type checker reads the word"
 BY_KEYWORD = "every call names its values; a type checker reads the word"
 EQUIVALENT = {
-    "compare/engine.py: @dataclass(frozen=True)  ->  @dataclass(frozen=False)": IMMUTABLE,
+    "compare/judge.py: @dataclass(frozen=True)  ->  @dataclass(frozen=False)": IMMUTABLE,
     (
         "plan/preview.py: evaluations, largest, shapes, smallest_batch"
         " = 0, (0, 0), set(), recipe.train.batch_size"

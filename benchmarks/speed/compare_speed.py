@@ -31,11 +31,11 @@ EVERY = 100
 READ = """
 import sys, time
 from pathlib import Path
-from efftrain_cli.compare.comparison import read_valid_runs
+from efftrain_cli.run.reading import load_run
 import pyarrow.json
 paths = sorted(Path(sys.argv[1]).glob("recipe*"))
 start = time.monotonic(), time.process_time()
-rows = sum(run.step for run in read_valid_runs(paths)[0])
+rows = sum(load_run(path).facts["updates"] for path in paths)
 print(rows, time.monotonic() - start[0], time.process_time() - start[1])
 """
 """Reads the runs in the folder given; prints their rows, wall seconds and CPU seconds."""
@@ -69,7 +69,7 @@ def measure_reading(root: Path) -> tuple[int, float, float]:
         check=True,
     )
     rows, wall, cpu = done.stdout.split()
-    return int(rows), float(wall), float(cpu)
+    return int(float(rows)), float(wall), float(cpu)
 
 
 def measure(root: Path, *words: str) -> tuple[float, float, float]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_or_recipe_names
+from efftrain_cli.cli.judged import Details, FailIf, Margin
 from efftrain_cli.cli.options import Baseline, CompareFormat, Output, Plot, TargetLoss
-from efftrain_cli.foundation.console import print_folded
 from efftrain_cli.foundation.errors import UsageError
+
+if TYPE_CHECKING:
+    from efftrain_cli.run.reading import Run
 
 
 @app.command(
@@ -22,6 +24,7 @@ from efftrain_cli.foundation.errors import UsageError
         "efftrain compare quickstart quickstart-slw",
         "efftrain compare 'small*' --plot",
         "efftrain compare small small-slw --format html -o report.html",
+        "efftrain compare --from runs.csv --columns val_loss=eval/loss",
     ),
 )
 def compare(
@@ -33,118 +36,94 @@ def compare(
             autocompletion=run_or_recipe_names,
         ),
     ] = None,
-    study: Annotated[
-        Path | None,
+    source: Annotated[
+        str | None,
         Option(
-            help="Study file to use instead of RUN...:"
-            " judge its primaries, and compare its runs, exploratory.",
-            metavar="FILE",
+            "--from",
+            metavar="FILE|wandb:ENTITY/PROJECT",
+            help="Runs of any program instead: CSV, Parquet, JSON lines, or wandb.",
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        Option(
+            metavar="OURS=THEIRS",
+            help="With --from: what a column is called there. Repeatable.",
         ),
     ] = None,
     baseline: Baseline = None,
     target_loss: TargetLoss = None,
-    margin: Annotated[
-        float | None,
-        Option(
-            help="Difference of final losses, nats per token, within"
-            " which recipes count as equivalent."
-        ),
-    ] = None,
-    equal: Annotated[
-        Literal["tokens", "flops"] | None,
-        Option(
-            help="Budget that final losses are judged at, equal within 2 %;"
-            " without it, tokens, or FLOPs where only these agree."
-        ),
-    ] = None,
+    margin: Margin = 0.0,
+    maximize: Annotated[
+        bool, Option("--maximize", help="With --from: larger final values are better.")
+    ] = False,
     every_setting: Annotated[
         bool,
         Option("--every-setting", help="Compare every setting of a recipe instead of its best."),
     ] = False,
-    details: Annotated[
-        bool, Option("--details", help="Print every measure, test and run.")
-    ] = False,
+    details: Details = False,
     format_: CompareFormat = "table",
     output: Output = None,
     plot: Plot = False,
-    figures: Annotated[
-        Path | None, Option(help="Folder to write the figures to, as SVG and PNG.")
-    ] = None,
     allow: Annotated[
         bool,
-        Option("--allow", help="Show runs that are not comparable, labelled, instead of refusing."),
+        Option("--allow", help="Show losses that do not compare, unjudged, instead of refusing."),
     ] = False,
-    price_per_hour: Annotated[
-        float | None, Option(min=0, help="Price of an hour of training, in your currency.")
-    ] = None,
-    power_watts: Annotated[
-        float | None, Option(min=0, help="Power while training, in watts.")
-    ] = None,
-    plan: Annotated[
-        bool,
-        Option(
-            "--plan", help="Print how many seeds would show a difference, given the spread so far."
-        ),
-    ] = False,
-    difference: Annotated[
-        list[float] | None,
-        Option(help="With --plan: size to plan for, nats per token or share of cost. Repeatable."),
-    ] = None,
+    fail_if: FailIf = None,
 ) -> None:
-    """Compare recipes over their seeds: better, worse, equivalent or undecided; by how much, at
-    what cost, how stable."""
+    """Compare trained runs: better, worse, equivalent or undecided; by how much, at what cost."""
+    from efftrain_cli.cli.judged import end_with_verdict, show
+    from efftrain_cli.compare.comparison import EXPLORATORY
     from efftrain_cli.compare.comparison import compare as compare_runs
-    from efftrain_cli.compare.comparison import read_valid_runs
-    from efftrain_cli.compare.measures import Costs
-    from efftrain_cli.compare.show import show_comparison, show_plan
-    from efftrain_cli.compare.sisters import count_sisters
+    from efftrain_cli.compare.judge import claim_of
+    from efftrain_cli.compare.scores import load_named_runs
 
-    on_screen = format_ == "table" and output is None
-    verdict = first = None
-    arms: dict[str, str] = {}
-    from efftrain_cli.study.main import EXPLORATORY, labelled, show_judged
-
-    if study is not None:
-        if runs or baseline is not None:
-            raise UsageError(
-                "--study FILE names the runs and the baseline itself\n"
-                "  leave out RUN... and --baseline"
-            )
-        # As the study printed it: verdicts first; beside a document or what a program reads they go
-        # to standard error.
-        baseline, arms, verdict = show_judged(study, allow, on_screen)
-        runs = list(arms)
-        first = {"study": verdict, "exploratory": EXPLORATORY}
-    elif not runs:
+    if bool(runs) == bool(source):
         raise UsageError(
-            "compare needs runs, recipes or a study\n"
-            "  name some of `efftrain runs list`, or give --study FILE"
+            "compare needs runs or recipes, or --from FILE\n  name some of `efftrain runs list`"
         )
-    from efftrain_cli.run.names import select_runs
-
-    paths = select_runs(runs)
-    read, left_out = read_valid_runs(paths)
-    read = [replace(run, recipe_name=arms.get(run.name, run.recipe_name)) for run in read]
+    if columns and source is None:
+        raise UsageError("--columns names columns of a table\n  give --from FILE too")
+    if maximize and source is None:
+        raise UsageError("--maximize is for values of a table\n  leave it out: a loss falls")
+    left_out: list[str] = []
+    if source is not None:
+        selected = read_source(source, columns or [])
+    else:
+        selected, left_out = load_named_runs(runs or [])
     comparison = compare_runs(
-        read,
+        selected,
         baseline=baseline,
-        target_loss=target_loss,
-        margin=margin,
-        every_setting=every_setting or study is not None,
+        claims=[claim_of(margin)],
+        target=target_loss,
+        every_setting=every_setting,
         allow=allow,
-        equal=equal,
-        costs=Costs(price_per_hour, power_watts),
-        left_out=left_out,
-        sisters=count_sisters(paths) if study is None else None,
-        study=verdict["study"] if verdict else "",
+        maximize=maximize,
     )
-    if plan or difference:
-        show_plan(comparison, difference or [])
-        return
-    if verdict is not None and not on_screen:
-        comparison = labelled(comparison, verdict)
-    show_comparison(
-        comparison, format_, output, plot=plot, figures=figures, details=details, first=first
-    )
-    if figures is not None:
-        print_folded(f"figures: {figures}", stream=sys.stderr)
+    comparison = replace(comparison, caveats=[*left_out, EXPLORATORY, *comparison.caveats])
+    after = []
+    if source is None and all(row.n == 1 for row in comparison.verdicts):
+        labels = " ".join(arm.first.arm for arm in comparison.arms)
+        after.append(f"next: efftrain race {labels}")
+    show(comparison, format_, output, details=details, plot=plot, after=after)
+    end_with_verdict(comparison, fail_if, margin)
+
+
+def read_source(source: str, columns: list[str]) -> list[Run]:
+    """Read runs of any program.
+
+    Raises:
+        UsageError: `columns` are not pairs, or there are no such runs.
+    """
+    from efftrain_cli.compare.from_wandb import read_wandb
+    from efftrain_cli.compare.tables import read_table
+
+    names = {}
+    for column in columns:
+        ours, sign, theirs = column.partition("=")
+        if not sign or not ours or not theirs:
+            raise UsageError(f"--columns {column!r} is no pair\n  write val_loss=eval/loss")
+        names[ours] = theirs
+    if source.startswith("wandb:"):
+        return read_wandb(source.removeprefix("wandb:"), names)
+    return read_table(Path(source), names)

@@ -100,13 +100,6 @@ Array = Annotated[
         " that are next, --jobs at once.",
     ),
 ]
-TakeOver = Annotated[
-    str | None,
-    Option(
-        help="Continue the runs that this host began, if you know that it has stopped.",
-        metavar="HOST",
-    ),
-]
 
 
 def checked_loss(value: float | None) -> float | None:
@@ -122,16 +115,15 @@ TargetLoss = Annotated[
     float | None,
     Option(
         callback=checked_loss,
-        help="Loss to reach, nats per token;"
-        " without it, the worse final loss of each pair of runs.",
+        help="Loss to reach, nats per token, beside the worse final loss of each pair of runs.",
     ),
 ]
 Baseline = Annotated[
     str | None,
     Option(
         help=(
-            "Recipe, run or glob of one recipe's runs to compare with; without it, the only recipe"
-            " without a method, else the first, or the best of one recipe's settings."
+            "Recipe, run or glob of one recipe's runs to compare with; without it, the first recipe"
+            " without a method."
         )
     ),
 ]
@@ -144,7 +136,7 @@ Output = Annotated[
     Option(
         "--output",
         "-o",
-        help="File for the comparison; without it, standard output, or report.html for html.",
+        help="File for the comparison instead of standard output.",
     ),
 ]
 Plot = Annotated[bool, Option("--plot", help="Draw the loss curves in the terminal too.")]

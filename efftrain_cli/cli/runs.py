@@ -145,7 +145,7 @@ def rm(
     ],
     yes: Annotated[bool, Option("--yes", "-y", help="Skip the confirmation prompt.")] = False,
 ) -> None:
-    """Remove runs with all their checkpoints; their recipes stay in runs/.removed."""
+    """Remove runs with all their checkpoints."""
     from efftrain_cli.foundation.console import counted, human_bytes
     from efftrain_cli.run_list import remove, remove_runs, size_of
 

@@ -8,14 +8,16 @@ from typing import Annotated
 from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
+from efftrain_cli.cli.judged import Details, FailIf
 from efftrain_cli.cli.options import (
     Array,
+    CompareFormat,
     Device,
     Devices,
     Jobs,
+    Output,
+    Plot,
     Quiet,
-    TableOrJson,
-    TakeOver,
 )
 from efftrain_cli.foundation.errors import UsageError
 
@@ -24,7 +26,7 @@ from efftrain_cli.foundation.errors import UsageError
     rich_help_panel="Compare",
     examples=(
         "efftrain study study.toml --plan",
-        "efftrain study study.toml --rehearse",
+        "efftrain study study.toml --check",
         "efftrain study study.toml --jobs 2",
     ),
 )
@@ -37,57 +39,78 @@ def study(
         ),
     ],
     plan: Annotated[
-        bool, Option("--plan", help="Print runs, tokens, time and disk; train nothing.")
+        bool, Option("--plan", help="Print runs, costs and what could be seen; train nothing.")
     ] = False,
-    rehearse: Annotated[
-        bool,
-        Option(
-            "--rehearse",
-            help="Run every phase at toy size, in a minute or so; it supports no claim.",
-        ),
+    check: Annotated[
+        bool, Option("--check", help="Train two steps of each distinct recipe, as it is.")
     ] = False,
     status: Annotated[
-        bool,
-        Option("--status", help="Print the state of the study, one line per run; train nothing."),
+        bool, Option("--status", help="Print how far the study is; train nothing.")
     ] = False,
     jobs: Jobs = 1,
     devices: Devices = 1,
     device: Device = "auto",
-    allow: Annotated[
-        bool,
-        Option(
-            "--allow",
-            help="Continue even if the study was changed after its first run;"
-            " it is then exploratory.",
-        ),
-    ] = False,
-    take_over: TakeOver = None,
     array: Array = False,
-    plot: Annotated[
-        bool, Option("--plot", help="Draw the losses over learning rates in the terminal too.")
-    ] = False,
-    format_: TableOrJson = "table",
+    details: Details = False,
+    format_: CompareFormat = "table",
+    output: Output = None,
+    plot: Plot = False,
+    fail_if: FailIf = None,
     quiet: Quiet = False,
 ) -> None:
     """Train the runs of a study file, and judge them by the rules that it fixed beforehand.
 
-    To continue a study that was stopped or killed, give the same command again; finished runs are
-    never trained twice.
+    The same command continues a study that was stopped or killed; finished runs are never trained
+    twice.
     """
-    if plan + rehearse + status > 1:
-        raise UsageError("--plan, --rehearse and --status exclude each other\n  give one of them")
-    from efftrain_cli.study import main
-    from efftrain_cli.study.load import read_study
-    from efftrain_cli.training.launch import check_devices
+    if plan + check + status > 1:
+        raise UsageError("--plan, --check and --status exclude each other\n  give one of them")
+    from efftrain_cli.cli.judged import end_with_verdict, show
+    from efftrain_cli.cli.race import runner_of
+    from efftrain_cli.foundation.console import print_folded
+    from efftrain_cli.study.conduct import conduct
+    from efftrain_cli.study.plans import read_study
+    from efftrain_cli.study.text import (
+        check_judgeable,
+        plan_lines,
+        result_lines,
+        status_lines,
+        tell_look,
+    )
+    from efftrain_cli.trials.array import ArrayWriter
+    from efftrain_cli.trials.checking import check_steps
 
-    study_file = read_study(file)
-    check_devices(device, devices, 1 if array else jobs)
-    as_json = format_ == "json"
+    planned = read_study(file)
     if plan:
-        main.print_plan(study_file, jobs, as_json)
-    elif status:
-        main.print_status(study_file, jobs, as_json)
-    elif rehearse:
-        main.run_rehearsal(study_file, jobs, device, as_json, devices)
+        print_folded("\n".join(plan_lines(planned)))
+        return
+    if status:
+        print_folded("\n".join(status_lines(planned)))
+        return
+    check_judgeable(planned)
+    if check:
+        print_folded("\n".join(check_steps(planned.trials(1), device, devices)))
+        return
+    if not array:
+        runner = runner_of(planned, device, devices, jobs)
     else:
-        main.run_study(study_file, jobs, device, allow, take_over, as_json, plot, devices, array)
+        if planned.command:
+            raise UsageError("--array trains recipes, and this study has a command")
+        runner = ArrayWriter(
+            folder=planned.folder,
+            device=device,
+            devices=devices,
+            jobs=jobs,
+            study=planned.name,
+        )
+    conducted = conduct(planned, runner, tell_look)
+    show(
+        conducted.comparison,
+        format_,
+        output,
+        details=details,
+        plot=plot,
+        before=[planned.question] if planned.question else [],
+        after=result_lines(conducted, planned),
+    )
+    end_with_verdict(conducted.comparison, fail_if)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import override_keys, recipe_names
+from efftrain_cli.cli.judged import Details, FailIf
 from efftrain_cli.cli.options import (
     Array,
     Baseline,
@@ -19,23 +19,27 @@ from efftrain_cli.cli.options import (
     Output,
     Plot,
     Quiet,
-    TakeOver,
     TargetLoss,
 )
+from efftrain_cli.foundation.errors import UsageError
 
 
 @app.command(
     rich_help_panel="Compare",
     examples=(
-        "efftrain sweep --recipe small --recipe small-slw --seeds 0..2",
-        "efftrain sweep --recipe small --set optim.lr=1e-3,2e-3 --seeds 0 --plan",
+        "efftrain sweep small small-slw --seeds 0..2",
+        "efftrain sweep small --set optim.lr=1e-3,2e-3 --seeds 0 --plan",
     ),
 )
 def sweep(
+    recipes: Annotated[
+        list[str] | None,
+        Argument(help="Recipes to train.", metavar="RECIPE", autocompletion=recipe_names),
+    ] = None,
     recipe: Annotated[
-        list[str],
-        Option(help="Recipe to train; repeat to compare several.", autocompletion=recipe_names),
-    ],
+        list[str] | None,
+        Option(help="The same, repeatable.", autocompletion=recipe_names),
+    ] = None,
     seeds: Annotated[str, Option(help="0..4 (both included), 1,3,5 or 7.")] = "0..2",
     set_: Annotated[
         list[str] | None,
@@ -51,57 +55,61 @@ def sweep(
     device: Device = "auto",
     baseline: Baseline = None,
     target_loss: TargetLoss = None,
+    details: Details = False,
     format_: CompareFormat = "table",
     output: Output = None,
     plot: Plot = False,
-    allow: Annotated[
-        bool,
-        Option(
-            "--allow",
-            help="Train and show recipes that are not comparable, labelled, instead of refusing.",
-        ),
-    ] = False,
+    fail_if: FailIf = None,
     plan: Annotated[
-        bool,
-        Option("--plan", help="Print the runs, as a table or with --format json; train nothing."),
+        bool, Option("--plan", help="Print the runs and their costs; train nothing.")
     ] = False,
     jobs: Jobs = 1,
     devices: Devices = 1,
-    figures: Annotated[
-        Path | None,
-        Option(help="Folder for the figure of loss against learning rate, as SVG and PNG."),
-    ] = None,
-    take_over: TakeOver = None,
     array: Array = False,
     quiet: Quiet = False,
 ) -> None:
     """Train every recipe with every seed and setting, then compare. A stopped sweep continues.
 
-    With several values of optim.lr it also shows loss against learning rate;
-    with several of train.tokens, the speed-up at matched loss, where each point
-    is a run with its own budget.
+    With several values of a setting it also shows the loss at each; with several of train.tokens,
+    the compute-equivalent gain, where each point is a run with its own budget.
     """
-    import sys
-
     from efftrain_cli import sweep as command
-    from efftrain_cli.compare.show import show_comparison
-    from efftrain_cli.foundation.console import print_folded
-    from efftrain_cli.foundation.errors import UsageError
-    from efftrain_cli.trials.trial import check_comparable, grid, parse_seeds, parse_settings
+    from efftrain_cli.cli.judged import end_with_verdict, show
+    from efftrain_cli.foundation.console import print_folded, print_json
+    from efftrain_cli.run.directory import runs_root
+    from efftrain_cli.trials.array import ArrayWriter
+    from efftrain_cli.trials.runner import TrialRunner
+    from efftrain_cli.trials.trial import (
+        Runner,
+        check_comparable,
+        grid,
+        parse_seeds,
+        parse_settings,
+    )
 
-    trials = grid(recipe, parse_seeds(seeds), parse_settings(set_ or []), name)
-    if not allow:
-        check_comparable(trials)
+    settings = parse_settings(set_ or [])
+    trials = grid([*(recipes or []), *(recipe or [])], parse_seeds(seeds), settings, name)
+    check_comparable(trials)
     if plan:
         if format_ not in ("table", "json"):
             raise UsageError(f"--format {format_} does not apply to a plan\n  give table or json")
-        command.print_plan(trials, jobs, format_ == "json")
+        if format_ == "json":
+            print_json(command.plan_rows(trials))
+        else:
+            print_folded("\n".join(command.plan_lines(trials)))
         return
-    if not command.train(trials, device, jobs, name, take_over, devices, array):
+    folder = runs_root() / (f"{name}-sweep" if name else "sweep")
+    runner: Runner
+    if array:
+        runner = ArrayWriter(folder=folder, device=device, devices=devices, jobs=jobs)
+    else:
+        runner = TrialRunner(folder, device=device, jobs=jobs, devices=devices)
+    runs = runner.train(trials, "sweep")
+    varied = [key for key, values in settings if len(values) > 1]
+    table = command.grid_text(runs, varied)
+    comparison = command.compare_sweep(runs, baseline, target_loss)
+    if comparison is None:
+        print_folded("\n".join(command.run_lines(runs)))
         return
-    comparison = command.compare_trials(trials, baseline, target_loss, allow)
-    lines = command.grid_lines(trials, comparison.baseline.recipe_name, plot, figures)
-    # With a format for programs, lines for people go to standard error, away from the data.
-    for_people = sys.stdout if format_ == "table" and output is None else sys.stderr
-    print_folded("\n".join(lines), stream=for_people)
-    show_comparison(comparison, format_, output, plot=plot)
+    show(comparison, format_, output, details=details, plot=plot, after=table)
+    end_with_verdict(comparison, fail_if)

@@ -1,139 +1,147 @@
-"""Compute the compute-equivalent gain of a method from runs over a ladder of budgets.
+"""Compute-equivalent gains over budgets and sizes, and whether they hold as models grow.
 
-Each point is a finished run whose learning rate has decayed over its own budget. A loss in the
-middle of a longer run would not do: its learning rate is still high, and a method that is ahead
-there may be behind at the end. The gain at a rung is the cost (FLOPs or tokens) at which the
-baseline reaches the method's loss, over the method's cost. 1.2 means that the baseline needs 20 %
-more.
-
-Between two rungs of the baseline the logarithm of the cost is interpolated linearly in the loss.
-Beyond the ladder's ends nothing is extrapolated: there the gain is a bound. If noise makes the
-baseline's loss rise with its budget, isotonic regression first makes it monotone, by seed.
+The gain is the cost at which the baseline reaches an arm's loss, over the arm's own cost: 1.2 means
+that the baseline needs 20 % more. Every point is a run whose learning rate decayed over its own
+budget: in mid-schedule a method that leads may end behind.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
-from scipy.optimize import isotonic_regression
+import numpy as np
+import pandas as pd
+from scipy import stats
 
-from efftrain_cli.compare import inference
-from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.foundation.why import Why
+from efftrain_cli.compare.arms import Arm
+from efftrain_cli.compare.inference import paired
 from efftrain_cli.recipe.schedules import has_end
+from efftrain_cli.run.reading import Run
 
-
-@dataclass(frozen=True)
-class Rung:
-    """A finished run."""
-
-    cost: float
-    """Tokens, FLOPs or seconds that it took."""
-    loss: float
-    """Its final validation loss, nats per token."""
-
-
-Ladder = Mapping[int, Mapping[int, Rung]]
-"""Seed -> train.tokens -> finished run of that budget."""
+LEVEL = 0.05
+FEWEST_SIZES = 4
+"""Sizes that a statement about their trend needs."""
+FLAT = 0.05
+"""Change of the gain's logarithm per doubling of the size that counts as none."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """The compute-equivalent gain at one rung of the method's ladder."""
+    """The gain of an arm at one size, at one budget or over all budgets."""
 
-    budget: int
-    """train.tokens of the rung."""
-    loss: float
-    """Mean final loss of the method at this rung."""
-    estimate: Estimate
-    """Geometric mean over the seeds of the cost ratio, baseline over method, with a t interval.
-
-    NaN, with the reason, if the loss is beyond the ends of the baseline's ladder in a seed.
-    """
-
-
-def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
-    """Return the gain at every budget of the method.
-
-    A seed counts if the method finished with this budget and the baseline has two rungs or more.
-    """
-    shared = sorted(baseline.keys() & method.keys())
-    seeds = [seed for seed in shared if len(baseline[seed]) >= 2]
-    budgets = set().union(*(method[seed] for seed in seeds))
-    points = []
-    for budget in sorted(budgets):
-        rungs = {seed: method[seed][budget] for seed in seeds if budget in method[seed]}
-        ladders = [baseline[seed] for seed in rungs]
-        points.append(_gain(budget, ladders, list(rungs.values())))
-    return points
+    arm: str
+    size: float
+    """Parameters of blocks and head."""
+    budget: float
+    """Tokens; NaN for all budgets together."""
+    seeds: int
+    gain: float
+    low: float
+    high: float
+    slope: float
+    """Fall of the loss per unit of the logarithm of the cost, mean of both arms."""
 
 
-def _gain(budget: int, ladders: Sequence[Mapping[int, Rung]], rungs: Sequence[Rung]) -> Gain:
-    """Return the gain at one budget.
+def gains_of(arms: Iterable[Arm], base: str) -> pd.DataFrame:
+    """Return a row per `Gain` of every recipe; none if recipe `base` has no second budget.
 
     Args:
-        ladders: ladders of the baseline, by seed.
-        rungs: rungs of the method, in the same order.
+        arms: one per recipe, size and budget.
     """
-    n = len(rungs)
-    log_ratios = []
-    for ladder, rung in zip(ladders, rungs, strict=True):
-        log_ratios.append(log_cost_of(ladder, rung.loss) - math.log(rung.cost))
-    loss = sum(rung.loss for rung in rungs) / n
-    above = log_ratios.count(math.inf)
-    below = log_ratios.count(-math.inf)
-    reasons = []
-    if above:
-        reasons.append(f"the baseline's largest budget misses this loss in {above} of {n} seeds")
-    if below:
-        reasons.append(f"the baseline's smallest budget reaches it in {below} of {n} seeds")
-    if reasons:
-        why = Why("beyond", "; ".join(reasons))
-        return Gain(budget, loss, Estimate(math.nan, n=n, why=why, log=True))
-    estimate = inference.paired_t(log_ratios)
-    return Gain(budget, loss, inference.exponentiated(estimate))
+    points = []
+    for arm in arms:
+        for run in arm.runs:
+            if run.status == "finished" and is_decayed(run):
+                cost = np.log(run.spent("flops"))
+                points.append([*arm.scale, run.seed, cost, run.final_loss])
+    columns = ["arm", "size", "budget", "seed", "cost", "loss"]
+    table = pd.DataFrame(points, columns=columns).dropna()
+    gains = []
+    for size, rungs in table.groupby("size"):
+        theirs = rungs[rungs.arm == base]
+        for arm, ours in rungs[rungs.arm != base].groupby("arm"):
+            both = theirs.merge(ours, on=["seed", "budget"])
+            if both.budget.nunique() > 1:
+                gains += gains_at(str(arm), float(size), both)
+    return pd.DataFrame(gains, columns=[each.name for each in fields(Gain)])
 
 
-def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
-    """Return the logarithm of the cost at which a ladder reaches `loss`, by interpolation.
+def is_decayed(run: Run) -> bool:
+    """Return whether a run's learning rate decays over its own budget, or nobody knows."""
+    schedule = run.settings.get("optim.schedule", "cosine")
+    decay = run.settings.get("optim.decay_tokens") or run.budget
+    return has_end(schedule) and decay == run.budget
 
-    inf if the loss is below the ladder's lowest, -inf if it is above its highest.
+
+def gains_at(
+    arm: str,
+    size: float,
+    both: pd.DataFrame,
+) -> list[Gain]:
+    """Return the gains of an arm at one size: at each budget, and over all.
+
+    A lead in loss becomes a factor of cost by the slope of loss over the logarithm of cost. As the
+    slope is the mean of both arms', their curvature cancels to second order.
+
+    Args:
+        both: runs of baseline (x) and arm (y) by seed and budget.
     """
-    ordered = [rungs[budget] for budget in sorted(rungs)]
-    losses = falling([rung.loss for rung in ordered])
-    logs = [math.log(rung.cost) for rung in ordered]
-    if loss < losses[-1]:
-        return math.inf
-    if loss > losses[0]:
-        return -math.inf
-    flat = [log for log, value in zip(logs, losses, strict=True) if value == loss]
-    if flat:
-        # The regression made several rungs equal: take their middle.
-        return sum(flat) / len(flat)
-    i = next(i for i, value in enumerate(losses) if value < loss)
-    share = (losses[i - 1] - loss) / (losses[i - 1] - losses[i])
-    return logs[i - 1] + share * (logs[i] - logs[i - 1])
+    slopes = []
+    for _, rungs in both.groupby("seed"):
+        if len(rungs) > 1:
+            base_slope = np.polyfit(rungs.cost_x, rungs.loss_x, 1)[0]
+            arm_slope = np.polyfit(rungs.cost_y, rungs.loss_y, 1)[0]
+            slopes.append(-(base_slope + arm_slope) / 2)
+    fall = paired(np.array(slopes))
+    slope = fall.mean
+    if not fall.tail(slope) < LEVEL:
+        # A loss that does not clearly fall says nothing about cost.
+        slope = math.nan
+    both["log"] = (both.loss_x - both.loss_y) / slope + both.cost_x - both.cost_y
+    gains = []
+    for budget, rungs in both.groupby("budget"):
+        gains.append(gain_of(arm, size, budget, slope, rungs.log))
+    by_seed = both.groupby("seed").log.mean()
+    return [*gains, gain_of(arm, size, math.nan, slope, by_seed)]
 
 
-def not_decayed(
-    schedule: str, decay_tokens: int | None, decay_steps: int | None, tokens: int
-) -> str | None:
-    """Return why a recipe's learning rate does not decay over its own budget; None if it does.
+def gain_of(
+    arm: str,
+    size: float,
+    budget: float,
+    slope: float,
+    logs: pd.Series,
+) -> Gain:
+    """Return a gain with its interval over the seeds, from its logarithm in each."""
+    estimate = paired(logs.to_numpy())
+    half = estimate.half_width(LEVEL)
+    gain, low, high = np.exp([estimate.mean, estimate.mean - half, estimate.mean + half])
+    return Gain(arm, size, budget, estimate.n, gain, low, high, slope)
 
-    A decay by steps cannot be checked without the batch sizes, and passes.
+
+def describe_trends(gains: pd.DataFrame) -> list[str]:
+    """Return a sentence per arm with enough sizes: its gain holds, fades, grows, or cannot tell.
+
+    The test is of the sizes about their line: by the seeds alone, every error of a size's tuning
+    would be a trend.
     """
-    if not has_end(schedule):
-        return f'optim.schedule = "{schedule}" has no end'
-    if decay_steps is None and decay_tokens is not None and decay_tokens != tokens:
-        return (
-            f"optim.decay_tokens = {decay_tokens:,} is another budget"
-            f" than train.tokens = {tokens:,}"
+    sentences = []
+    over_all = gains[gains.budget.isna() & gains.gain.notna()]
+    for arm, sizes in over_all.groupby("arm"):
+        if len(sizes) < FEWEST_SIZES:
+            continue
+        line = stats.linregress(np.log2(sizes["size"]), np.log(sizes.gain))
+        half = line.stderr * stats.t.isf(LEVEL, len(sizes) - 2)
+        trend = "cannot tell whether the gain holds"
+        if line.pvalue < LEVEL:
+            trend = "the gain grows" if line.slope > 0 else "the gain fades"
+        elif abs(line.slope) + half < FLAT:
+            trend = "the gain holds"
+        factor, low, high = np.exp([line.slope, line.slope - half, line.slope + half])
+        sentences.append(
+            f"{arm}: {trend} over {len(sizes)} sizes;"
+            f" {factor:.3f}x per doubling of the size, 90 % [{low:.3f}, {high:.3f}]."
         )
-    return None
-
-
-def falling(losses: Sequence[float]) -> list[float]:
-    """Return the nearest sequence that never rises, by isotonic regression."""
-    return isotonic_regression(losses, increasing=False).x.tolist()
+    return sentences

@@ -1,208 +1,297 @@
-"""Print a comparison or write it to a file, as text, Markdown, LaTeX, CSV, JSON or HTML."""
+"""A comparison as text: sentences, tables, and the formats that are made of them."""
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import sys
-from collections.abc import Mapping, Sequence
-from io import StringIO
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Sequence
+from html import escape
 
-from rich import box
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
+import pandas as pd
 
-from efftrain_cli.compare.comparability import SIGNS
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.frames import as_json, comma_separated
-from efftrain_cli.compare.tables import (
-    Table,
-    opening_lines,
-    plan_table,
-    tables_of,
+from efftrain_cli.compare.judge import WITHIN, Result
+from efftrain_cli.compare.ladder import describe_trends
+from efftrain_cli.compare.picture import inline_svg
+from efftrain_cli.foundation.console import (
+    counted,
+    human_count,
+    human_seconds,
+    table_lines,
 )
-from efftrain_cli.foundation.console import block_lines, make_console, print_labelled
-from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.foundation.files import disk_error, write_whole
+from efftrain_cli.foundation.files import csv_text
 
-TEXT_WIDTH = 24
-"""Columns to which a table's last column may be wrapped; a shorter one is not wrapped."""
+SCHEMA_VERSION = 1
+SCREEN = "final_loss|(tokens|flops)_to_(match|target)"
+"""Measures that are shown without --details."""
+NUMBERS = {
+    "nats/token": "{:.4f}",
+    "x": "{:.3f}x",
+    "": "{:.5g}",
+}
+"""Unit -> how a number of it is written."""
+CHANGES = {
+    "nats/token": "{:+.4f}",
+    "x": "{:.3f}x",
+    "": "{:+.4g}",
+}
+"""Unit -> how a change of it is written."""
+CLAIMS = {
+    "better": "is better than {base}",
+    "worse": "is worse than {base}",
+    "noninferior": "is not worse than {base} by {margin:g}",
+    "equivalent": "is equivalent to {base} within {margin:g}",
+    "undecided": "against {base} is undecided",
+    "": "against {base} is not judged",
+}
+"""Verdict -> words."""
+MARKS = {
+    "better": "+",
+    "worse": "-",
+    "noninferior": "=",
+    "equivalent": "=",
+    "undecided": "?",
+    "": " ",
+}
+"""Verdict -> mark of an arm's row."""
+CAVEATS = 4
+"""Caveats that are shown without --details."""
+STYLE = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{padding:.2em .6em}"
 
 
-def print_tables(console: Console, tables: Sequence[Table]) -> None:
-    """Print tables; if the terminal is too narrow for one, its rows become blocks of lines."""
-    for table in tables:
-        if table.title:
-            console.print(table.title, style="bold", markup=False)
-        if fits(table, console):
-            console.print(_drawn(table))
+def sentences(comparison: Comparison) -> list[str]:
+    """Return all sentences: settings that differ, the verdicts, and what else an arm changed."""
+    base = comparison.arms[0].label
+    margins: dict[str, float] = {claim.measure: claim.margin for claim in comparison.claims}
+    # The first sentence never says "not judged" while another one claims.
+    verdicts = sorted(comparison.verdicts, key=lambda row: not row.verdict)
+    lines = []
+    for row in verdicts:
+        words = CLAIMS[row.verdict].format(base=base, margin=margins[row.measure])
+        terms = f", {row.terms}" if row.terms else ""
+        lines.append(f"{row.arm} {words} in {row.title}{terms}: {facts_text(row, base)}.")
+    return [*comparison.differences, *lines, *comparison.changes]
+
+
+def facts_text(row: Result, base: str) -> str:
+    """Return what a verdict rests on: estimate, interval, p, pairs and remarks."""
+    facts = [estimate_text(row, with_unit=True)]
+    p = p_text(row.p_corrected)
+    if p and row.race > 1:
+        p += f", as race {row.race} against {base} {p_text(row.p_race)}"
+    if p and not row.given_up:
+        facts.append(f"p = {p}")
+    if row.n:
+        facts.append(counted(row.n, "pair"))
+    facts.append(row.why)
+    if row.verdict == "undecided" and not math.isnan(row.could_see):
+        size = NUMBERS[row.unit].format(row.could_see)
+        facts.append(f"{size} would show in 80 % of cases")
+    facts.append(row.remark)
+    return "; ".join(fact for fact in facts if fact)
+
+
+def arm_table(comparison: Comparison) -> pd.DataFrame:
+    """Return a row per arm: mark, name, final loss, bounds of costs and training time."""
+    base, *others = comparison.arms
+    marks = {base.label: " "}
+    for row in comparison.verdicts:
+        marks.setdefault(row.arm, MARKS[row.verdict])
+    cells: dict[str, dict[str, str]] = {}
+    for row in comparison.rows:
+        if not re.fullmatch(SCREEN, row.measure):
+            continue
+        column = cells.setdefault(row.title, {})
+        if row.measure == "final_loss":
+            if base.label not in column:
+                column[base.label] = mean_text(row.baseline, row.unit)
+            column[row.arm] = mean_text(row.mean, row.unit)
         else:
-            lines = block_lines(table.header, table.rows, console.width)
-            print_labelled(console, lines, 0)
-        if table.note:
-            print_labelled(console, table.note.splitlines(), 0, "dim")
-        console.print()
+            column[row.arm] = bound_text(row)
+    names = [arm.label for arm in (base, *others)]
+    table = {"": [f"{marks.get(name, ' ')} {name}" for name in names]}
+    for title, column in cells.items():
+        if any(column.values()):
+            table[title] = [column.get(name, "") for name in names]
+    times = [time_text(comparison, name) for name in names]
+    if any(times):
+        table["time"] = times
+    # Names alone say nothing.
+    return pd.DataFrame(table if len(table) > 1 else {})
 
 
-def fits(table: Table, console: Console) -> bool:
-    """Return whether a table is narrow enough for the terminal; True in a pipe."""
-    first, *others = zip(table.header, *table.rows, strict=True)
-    # The first column may wrap between its words, and the last one if it is text.
-    widths = [max(map(len, " ".join(first).split()))]
-    widths += [max(map(len, cells)) for cells in others]
-    widths[-1] = min(widths[-1], TEXT_WIDTH)
-    return not console.is_terminal or sum(widths) + len(widths) - 1 <= console.width
+def bound_text(row: Result) -> str:
+    """Return the near end of a ratio's interval: a ratio under a decay lies towards 1."""
+    if math.isnan(row.low):
+        return ""
+    if row.low > 1:
+        return f"at least {row.low:.3g}x"
+    if row.high < 1:
+        return f"at most {row.high:.2g}x"
+    return "not told apart"
 
 
-def _drawn(table: Table) -> RichTable:
-    # A table of names and values has no header.
-    drawn = RichTable(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-        padding=0,
-        show_header=any(table.header),
-    )
-    wrapped = [0]
-    if max(len(row[-1]) for row in table.rows) > TEXT_WIDTH:
-        wrapped.append(len(table.header) - 1)
-    for i, name in enumerate(table.header):
-        drawn.add_column(Text(name), no_wrap=i not in wrapped, overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*map(Text, row))
-    return drawn
+def time_text(comparison: Comparison, label: str) -> str:
+    """Return the mean training time of an arm's finished runs, by these machines' clocks."""
+    runs = comparison.runs
+    seconds = runs[(runs.arm == label) & (runs.status == "finished")].seconds.mean()
+    return "" if math.isnan(seconds) else human_seconds(seconds)
 
 
-PLANNED = (0.005, 0.01, 0.02, 0.05, 0.1)
-"""Differences for which `--plan` gives numbers of seeds by default."""
+def result_table(comparison: Comparison) -> pd.DataFrame:
+    """Return all results as text: of every measure a row for the baseline and one per arm."""
+    base = comparison.arms[0].label
+    columns = [
+        "measure",
+        "arm",
+        "mean",
+        f"against {base} [{100 * (1 - comparison.alpha):g} %]",
+        "p",
+        "verdict",
+    ]
+    rows = []
+    titles = set()
+    for row in comparison.rows:
+        mean = mean_text(row.baseline, row.unit)
+        if mean and row.title not in titles:
+            rows.append([row.title, base, mean, "", "", ""])
+        titles.add(row.title)
+        cells = [
+            row.title,
+            row.arm,
+            mean_text(row.mean, row.unit),
+            estimate_text(row) or row.why,
+            p_text(row.p_corrected),
+            row.verdict,
+        ]
+        rows.append(cells)
+    return pd.DataFrame(rows, columns=columns)
 
 
-def show_comparison(
+def p_text(p: float) -> str:
+    """Return a p-value with two digits; "" for NaN."""
+    return "" if math.isnan(p) else f"{p:.2g}"
+
+
+def mean_text(mean: float, unit: str) -> str:
+    """Return a mean with the digits of its unit, a cost as people read it; "" for NaN."""
+    if math.isnan(mean) or unit == "x":
+        return cell_text(mean)
+    return NUMBERS[unit].format(mean)
+
+
+def estimate_text(row: Result, with_unit: bool = False) -> str:
+    """Return an estimate and its interval: "+0.0094 [-0.0439, +0.0627]"; "" for NaN."""
+    if math.isnan(row.estimate):
+        return ""
+    form = CHANGES[row.unit]
+    text = form.format(row.estimate)
+    if row.verdict in WITHIN:
+        inner = f"[{form.format(row.inner_low)}, {form.format(row.inner_high)}]"
+        text += f" {inner} ({100 * (2 * row.confidence - 1):.3g} %)"
+    elif not math.isnan(row.low):
+        text += f" [{form.format(row.low)}, {form.format(row.high)}]"
+    if with_unit and row.unit not in ("x", ""):
+        text += f" {row.unit}"
+    return text
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+def render(
     comparison: Comparison,
     kind: str,
-    output: Path | None,
-    *,
-    plot: bool = False,
-    figures: Path | None = None,
     details: bool = False,
-    first: Mapping[str, Any] | None = None,
-) -> None:
-    """Print a comparison, or write it to `output`.
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
+) -> str:
+    """Return a comparison as "table", "csv", "json", "markdown", "latex" or "html".
+
+    CSV and JSON hold the numbers of the results, the others the text of the table.
 
     Args:
-        kind: table, markdown, csv, json, latex or html.
-        first: values that JSON has before the comparison's own.
-        details: whether a text has the tables of every measure, test and run; other formats always
-            have them.
-
-    Raises:
-        UsageError: the output cannot be written.
-        DiskError: the disk is full.
+        before, after: further lines of a screen.
     """
-    if figures is not None:
-        from efftrain_cli.compare.picture import write_figures
-        from efftrain_cli.compare.plots import plots_of
-
-        try:
-            write_figures(plots_of(comparison), figures)
-        except OSError as error:
-            refused = UsageError(f"--figures {figures}: {error.strerror or error}")
-            raise disk_error(error) or refused from None
-    console = make_console(result=True)
-    on_screen = kind == "table" and output is None
-    if on_screen:
-        _print_all(console, comparison, details)
-    elif output is None and kind != "html":
-        sys.stdout.write(_text_of(comparison, kind, details, first))
-    else:
-        path = output or Path("report.html")
-        _write(path, _text_of(comparison, kind, details, first))
-        if kind == "html":
-            print(f"report: {path}", file=sys.stderr)
-    if plot:
-        from efftrain_cli.compare.picture import draw_in_terminal
-        from efftrain_cli.compare.plots import terminal_plots
-
-        # Standard output may be data for a program: curves then go to standard error.
-        stream = sys.stdout if on_screen else sys.stderr
-        colour = stream.isatty() and not console.no_color
-        width = min(100, console.width if console.is_terminal else 80)
-        drawn = [draw_in_terminal(each, width, colour) for each in terminal_plots(comparison)]
-        print("\n\n".join(drawn), file=stream)
+    match kind:
+        case "csv":
+            frame = comparison.results
+            return csv_text(list(frame), frame.astype(object).to_numpy().tolist())
+        case "json":
+            return to_json(comparison)
+        case "markdown":
+            return result_table(comparison).to_markdown(index=False)
+        case "latex":
+            return result_table(comparison).to_latex(index=False, escape=True)
+        case "html":
+            return to_html(comparison)
+    lines = [*before, *screen_lines(comparison, details), *after]
+    return "\n".join(lines)
 
 
-def _text_of(
-    comparison: Comparison, kind: str, details: bool, first: Mapping[str, Any] | None
-) -> str:
-    if kind in ("html", "markdown", "latex"):
-        from efftrain_cli.compare.report import document
+def screen_lines(comparison: Comparison, details: bool) -> list[str]:
+    """Return what a terminal shows: the answer first."""
+    lines = sentences(comparison)
+    lines += frame_lines(arm_table(comparison))
+    lines += frame_lines(comparison.gains)
+    lines += describe_trends(comparison.gains)
+    caveats = comparison.caveats
+    if details:
+        lines += frame_lines(result_table(comparison), "mean")
+        lines += frame_lines(comparison.settings)
+        lines += frame_lines(comparison.runs)
+    elif len(caveats) > CAVEATS:
+        caveats = [
+            *caveats[:CAVEATS],
+            f"{len(caveats) - CAVEATS} more: --details",
+        ]
+    lines += [f"note: {caveat}" for caveat in caveats]
+    return lines
 
-        return document(comparison, kind)
-    if kind == "json":
-        values = {**(first or {}), **as_json(comparison)}
-        return json.dumps(values, indent=1, allow_nan=False) + "\n"
-    if kind == "csv":
-        return comma_separated(comparison)
-    # Without folding, as in a pipe.
-    text = StringIO()
-    console = Console(file=text, width=10_000, soft_wrap=True, highlight=False)
-    _print_all(console, comparison, details)
-    return text.getvalue()
 
+def frame_lines(frame: pd.DataFrame, *spare: str) -> list[str]:
+    """Return a frame as a plain table after a blank line; nothing of an empty one.
 
-def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
-    """Print how many seeds a difference of each size needs.
-
-    Raises:
-        UsageError: a size is not positive, or there is nothing to compare with.
+    Args:
+        spare: columns that a narrow terminal may leave out.
     """
-    for size in sizes:
-        if not 0 < size < math.inf:
-            raise UsageError(
-                f"--difference {size:g} is not a size above 0\n"
-                "  give nats per token, or a share of cost"
-            )
-    if len(comparison.groups) < 2:
-        raise UsageError(
-            "--plan needs the runs of two recipes: their differences have the spread\n"
-            "  name runs of a second recipe"
-        )
-    print_tables(make_console(result=True), [plan_table(comparison, sizes or PLANNED)])
+    if frame.empty:
+        return []
+    text = frame.map(cell_text)
+    first = text.columns[0]
+    repeats = text[first] == text[first].shift()
+    text[first] = text[first].mask(repeats, "")
+    rows = [tuple(row) for row in text.to_numpy()]
+    return ["", *table_lines(tuple(text), rows, spare)]
 
 
-def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
-    print_labelled(console, [*opening_lines(comparison), ""], 0)
-    print_tables(console, tables_of(comparison, details))
-    for label in comparison.labels:
-        style = {"allowed": "bold red", "warning": "yellow", "note": "dim"}[label.kind]
-        print_labelled(console, [f"{SIGNS[label.kind]}: {label.text}"], 0, style)
-    if not details and len(comparison.groups) > 1:
-        more = "Every measure, test and run: --details; curves: --plot, --format html"
-        print_labelled(console, [more], 0, "dim")
+def cell_text(value: object) -> str:
+    """Return a value as a cell: a number as people read it, "" for NaN."""
+    if not isinstance(value, float):
+        return str(value)
+    return "" if math.isnan(value) else human_count(value)
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a text to `path`: atomically to a file, plainly to a pipe or device.
+def to_json(comparison: Comparison) -> str:
+    """Return everything that a comparison holds, for programs."""
+    values: dict[str, object] = {
+        "schema_version": SCHEMA_VERSION,
+        "sentences": sentences(comparison),
+        "caveats": comparison.caveats,
+    }
+    for name, frame in comparison.frames.items():
+        values[name] = json.loads(frame.to_json(orient="records", double_precision=15))
+    return json.dumps(values, indent=1)
 
-    A link is followed.
 
-    Raises:
-        DiskError: the text does not fit on the disk, or exceeds the limit on the size of files. An
-            earlier file is then unchanged.
-        UsageError: `path` cannot be written.
-    """
-    path = path.resolve()
-    try:
-        if path.is_file() or not path.exists():
-            write_whole(path, text)
-        else:
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            error.filename = str(path)
-            raise disk_error(error) or error from None
-        raise UsageError(f"--output {path}: {error.strerror or error}") from None
+def to_html(comparison: Comparison) -> str:
+    """Return one page: sentences, results, curves, all numbers and caveats."""
+    parts = [f"<meta charset=utf-8><style>{STYLE}</style>"]
+    parts += [f"<p>{escape(line)}</p>" for line in sentences(comparison)]
+    parts.append(arm_table(comparison).to_html(index=False))
+    parts += [inline_svg(plot) for plot in comparison.plots]
+    for title, frame in comparison.frames.items():
+        parts.append(f"<h2>{title}</h2>{frame.map(cell_text).to_html(index=False)}")
+    parts += [f"<p>{escape(caveat)}</p>" for caveat in comparison.caveats]
+    return "\n".join(parts)

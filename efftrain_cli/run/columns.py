@@ -27,8 +27,6 @@ class Column:
     """Title of its figure in `compare`; "" if it has none."""
     unit: str = ""
     """What the figure's y is, with its unit."""
-    compared: bool = False
-    """Whether `compare` reads it though it has no figure."""
     is_extreme: bool = False
     """Whether a figure with fewer points than steps shows the largest value of each stretch."""
     drawn_as: str = ""
@@ -45,12 +43,12 @@ class Column:
 
 
 COLUMNS = (
-    Column("step", "axis", compared=True),
-    Column("tokens", "axis", compared=True),
-    Column("total_flops", "axis", compared=True, drawn_as="flops"),
-    Column("train_seconds", "axis", compared=True),
+    Column("step", "axis"),
+    Column("tokens", "axis"),
+    Column("total_flops", "axis", drawn_as="flops"),
+    Column("train_seconds", "axis"),
     Column("stage", "train"),
-    Column("segment", "train", compared=True),
+    Column("segment", "train"),
     Column("tokens_discarded", "train"),
     Column("windows", "train"),
     Column("sequences", "train"),
@@ -60,7 +58,7 @@ COLUMNS = (
     Column("lr", "optim", "Learning rate", "learning rate"),
     Column("loss", "train", "Training loss", "training loss (nats/token)", summary="min"),
     Column("z_loss", "train"),
-    Column("val_loss", "val", compared=True, drawn_as="loss", summary="min"),
+    Column("val_loss", "val", drawn_as="loss", summary="min"),
     Column("val_loss_from_", "val", drawn_as="loss_from_", by="position"),
     Column(
         "grad_norm",
@@ -86,20 +84,20 @@ COLUMNS = (
         is_extreme=True,
         summary="max",
     ),
-    Column("nonfinite", "stability", compared=True),
+    Column("nonfinite", "stability"),
     Column("tokens_per_second", "throughput"),
-    Column("mfu", "throughput", compared=True),
+    Column("mfu", "throughput"),
     Column("flops", "throughput", drawn_as="step_flops"),
     Column("flops_without_logits", "throughput"),
-    Column("optimizer_flops", "throughput", compared=True),
-    Column("seconds", "throughput", compared=True, drawn_as="step_seconds"),
-    Column("cpu_seconds", "throughput", compared=True),
-    Column("eval_seconds", "throughput", compared=True),
-    Column("checkpoint_seconds", "throughput", compared=True),
-    Column("compile_seconds", "throughput", compared=True),
+    Column("optimizer_flops", "throughput"),
+    Column("seconds", "throughput", drawn_as="step_seconds"),
+    Column("cpu_seconds", "throughput"),
+    Column("eval_seconds", "throughput"),
+    Column("checkpoint_seconds", "throughput"),
+    Column("compile_seconds", "throughput"),
     Column("comm_seconds", "throughput"),
     Column("wait_seconds", "throughput"),
-    Column("wall_seconds", "throughput", compared=True),
+    Column("wall_seconds", "throughput"),
     Column("other_seconds", "throughput"),
     Column(
         "standardization_loss",

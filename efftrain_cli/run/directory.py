@@ -101,23 +101,6 @@ def run_names(root: Path | None = None) -> list[str]:
         ) from None
 
 
-REMOVED = ".removed"
-"""Folder beside the runs with the recipes of removed ones."""
-
-
-def removed_recipes(root: Path | None = None) -> list[Path]:
-    """Return the recipes that `runs rm` left of removed runs, sorted; `root` as for `run_names`."""
-    return sorted(((root or runs_root()) / REMOVED).glob("*.toml"))
-
-
-def recipes_seen(root: Path | None = None) -> dict[str, Path]:
-    """Return the recipe's file of every run by its name, removed ones too; `root` as for
-    `run_names`."""
-    root = root or runs_root()
-    paths = {name: root / name / "recipe.toml" for name in run_names(root)}
-    return paths | {f"{path.stem} (removed)": path for path in removed_recipes(root)}
-
-
 def _is_run(path: Path) -> bool:
     try:
         return (path / "recipe.toml").is_file()

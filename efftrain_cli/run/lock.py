@@ -1,11 +1,9 @@
 """Who owns a run: a lock that dies with its process, and beside it a file that names the owner to
 other machines.
 
-The lock (flock) may be known to one machine only. The file, owner.json, is made with O_EXCL, which
-holds on network file systems too; it names host and process and is removed at every orderly end.
-One that a killed process of this machine left is replaced. One of another machine is replaced by
-`pretrain`, as a requeue on another node needs it, but never by the trials of a sweep or study:
-whether that machine works on cannot be known from here.
+The lock (flock) may be known to one machine only. The file, owner.json, names host and process and
+is removed at every orderly end. One that a killed process left is replaced, of another machine too:
+a requeue on another node needs that, and whether that machine works on cannot be known from here.
 """
 
 from __future__ import annotations
@@ -21,13 +19,10 @@ from pydantic import AfterValidator, ValidationError
 
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import RunLockedError
-from efftrain_cli.foundation.files import is_running, open_to_write, temporary_beside
+from efftrain_cli.foundation.files import open_to_write, temporary_beside
 from efftrain_cli.foundation.records import Part
 
 OWNER = "owner.json"
-TRIAL = "EFFTRAIN_TRIAL"
-"""Environment variable that is set for the runs of a sweep or study: they leave other machines'
-runs alone."""
 
 
 class Owner(Part):
@@ -41,18 +36,6 @@ class Owner(Part):
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether it belongs to another machine, of which nobody can say here whether it lives."""
-        return self.host != os.uname().nodename
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it was a process of this machine that does not exist any more."""
-        began = _began(self.pid)
-        reused = began != "" and self.began != began
-        return not self.is_elsewhere and (reused or not is_running(self.pid))
 
 
 def this_process() -> Owner:
@@ -105,13 +88,9 @@ def take_lock(path: Path) -> RunLock:
         raise RunLockedError(
             f"run {run.name!r} is owned by {owner}\n  wait for it to end, or stop it with Ctrl-C"
         ) from None
-    try:
+    # On a full disk, the lock holds without its owner's name.
+    with contextlib.suppress(OSError):
         _write_owner(run)
-    except RunLockedError:
-        os.close(lock.descriptor)
-        raise
-    except OSError:
-        pass  # a full disk: the lock holds without its owner's name
     return lock
 
 
@@ -121,14 +100,6 @@ def _write_owner(run: Path) -> None:
     temporary = temporary_beside(path)
     try:
         temporary.write_text(this_process().model_dump_json(), "utf-8")
-        os.link(temporary, path)
-    except FileExistsError:
-        owner = owner_of(run)
-        if owner is not None and owner.is_elsewhere and os.environ.get(TRIAL):
-            raise RunLockedError(
-                f"run {run.name!r} is owned by {owner}\n"
-                f"  if that machine no longer works on it, give --take-over {owner.host}"
-            ) from None
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

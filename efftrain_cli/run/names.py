@@ -93,15 +93,26 @@ def runs_meant(name: str, existing: Sequence[str], by_recipe: Mapping[str, list[
 
 def runs_by_recipe(names: Sequence[str], root: Path | None = None) -> dict[str, list[str]]:
     """Map recipe names to those of the runs `names` that were trained by them, in order of their
-    seeds; the runs are in the folder of all runs without `root`."""
+    seeds; the runs are in the folder of all runs without `root`.
+
+    Runs of a study answer to its name instead, those of a race to that of their arm's runs.
+    """
     by_recipe: dict[str, list[str]] = {}
     for name in names:
         try:
             origin = read_origin((root or runs_root()) / name)
         except EfftrainError:
             origin = {}
-        by_recipe.setdefault(recipe_name(origin, name), []).append(name)
+        by_recipe.setdefault(owner_name(origin, name), []).append(name)
     return {recipe: sorted(runs, key=_by_number) for recipe, runs in by_recipe.items()}
+
+
+def owner_name(origin: Mapping[str, Any], run: str) -> str:
+    """Return the name that a run answers to besides its own: its study's, or its recipe's."""
+    study = origin.get("study")
+    if study == "race":
+        return re.sub(r"-seed\d+$", "", run)
+    return str(study) if study else recipe_name(origin, run)
 
 
 def recipe_name(origin: Mapping[str, Any], run: str) -> str:

@@ -1,377 +1,176 @@
-"""What a study prints: its plan, where it stands, what tuning chose, and the verdicts, the answer
-first."""
+"""What a study or race prints besides its comparison: its plan, its state, and each look."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
-from typing import Any
 
-from efftrain_cli.compare import sensitivity
-from efftrain_cli.compare.engine import Verdict, chance_of_claim, min_detectable_effect, sides_of
-from efftrain_cli.compare.groups import BEST_RULE
-from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.compare.sensitivity import BESIDE
-from efftrain_cli.compare.verdicts import interval_text, margin_text, note_of, sentence
-from efftrain_cli.foundation.console import (
-    Row,
-    counted,
-    human_bytes,
-    human_count,
-    human_seconds,
-    printable,
-    table_lines,
-)
-from efftrain_cli.run.lines import finite
-from efftrain_cli.study.blocks import Tried, Tuned
-from efftrain_cli.study.file import Primary, StudyFile
-from efftrain_cli.study.judge import StudyState
-from efftrain_cli.study.phases import best_of_k, expected_best, tuning_trials, widest
-from efftrain_cli.study.records import Plan, read_plan
-from efftrain_cli.study.registration import why_not_registered
-from efftrain_cli.trials.costs import Costs, total_lines, total_of
-from efftrain_cli.trials.curves import optimum
+from efftrain_cli.compare.grids import grid_lines
+from efftrain_cli.compare.inference import POWER, TWO_SIDED, Estimate, shares
+from efftrain_cli.compare.judge import Claim, Result
+from efftrain_cli.compare.show import estimate_text
+from efftrain_cli.foundation.console import counted, listed, say
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.records import read_record
+from efftrain_cli.run.directory import runs_root
+from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.reading import ENDED
+from efftrain_cli.study.conduct import UNEQUAL, Conducted
+from efftrain_cli.study.plans import Plan
+from efftrain_cli.study.registration import Registration, changed_keys
+from efftrain_cli.study.tuning import tuning_trials
+from efftrain_cli.trials.costs import costs_of, disk_lines
+from efftrain_cli.trials.trial import Trial, state_of
 
-# --- the plan ---------------------------------------------------------------------------------
+SIZES = (0.8, 1.2, 2.0)
+"""Differences whose pairs a plan tells, in standard deviations of a pair's difference."""
 
 
-def sum_phases(costs: Costs) -> list[dict[str, Any]]:
-    """Sum the costs of runs, as `read_costs` gives them, by phase and arm."""
-    parts: dict[tuple[str, str], list[Any]] = {}
-    for row in costs:
-        parts.setdefault((row["phase"], row["arm"]), []).append(row)
-    phases = []
-    for (phase, arm), rows in parts.items():
-        phases.append({"phase": phase, "arm": arm, **total_of(rows)})
-    return phases
+def tell_look(rows: Sequence[Result], pairs: int) -> None:
+    """Print a line per arm about what a look says."""
+    for row in rows:
+        estimate = estimate_text(row, with_unit=True) or row.why
+        verdict = row.verdict or "not judged"
+        if row.given_up:
+            verdict = "given up, p > 0.5"
+        say(f"{counted(pairs, 'pair')}: {row.arm} {estimate}: {verdict}")
 
 
-def plan_lines(file: StudyFile, costs: Costs, jobs: int) -> list[str]:
-    """Return what the study will spend, before anything is; `costs` as `read_costs` gives them."""
-    study = file.study
-    question = f": {printable(study.question)}" if study.question else ""
-    registered = read_plan(file.name)
-    fixed = "fixed when the first run starts"
-    if registered is not None:
-        fixed = f"the registered one is {registered.sha256[:16]}"
-    names = [arm.name + " (baseline)" * (arm.name == study.baseline) for arm in study.arms]
-    lines = [
-        f"study      {file.name}{question}",
-        f"hash       {file.sha256[:16]} of its meaning; {fixed}",
-        f"arms       {', '.join(names)}",
-        f"seeds      {_seeds_text(file, 'seeds', study.seeds)},"
-        f" judged after {_numbers(file.looks)} seeds",
-    ]
-    if study.blocks:
-        each = counted(file.seeds_to_draw["tuning.seeds"] // study.blocks, "seed")
-        lines.append(f"blocks     each tunes every arm on {each} of its own, and is judged by one")
-    if study.tuning:
-        seeds = _seeds_text(file, "tuning.seeds", study.tuning.seeds)
-        lines.append(f"tuning     seeds {seeds}")
-        wide = widest(file)
-        most = len(tuning_trials(wide, wide.blocks))
-        if most > len(tuning_trials(file, file.blocks)) and not file.tuned:
-            lines[-1] += f"; grids may grow at their edges, to {most} tuning runs at most"
-    lines += [f"primary    {primary_text(primary, study.baseline)}" for primary in study.primary]
-    if 0 < len(file.rates) <= 2 * BESIDE:
-        least = 2 * BESIDE + 1
-        lines.append(f"warning: lr_sensitivity is judged from {least} rates on; give seven")
-    lines.append(f"looks      {looks_line(file)}")
-    fault = why_not_registered(file)
-    if fault and registered is None:
-        lines.append(f"warning: {fault}")
+def judged_trials(plan: Plan) -> list[Trial]:
+    """Return the runs that are judged, as far as their names are known before tuning."""
+    return [] if plan.tuning_seeds else plan.trials(plan.looks[-1])
 
-    rows = []
-    for phase in sum_phases(costs):
-        seconds = phase["seconds_left"]
-        time = "unknown" if seconds is None else human_seconds(seconds)
-        rows.append(
-            (
-                phase["phase"],
-                phase["arm"],
-                str(phase["runs"]),
-                str(phase["done"]),
-                human_count(phase["tokens_left"]),
-                time,
-                human_bytes(phase["disk_bytes"]),
-            )
-        )
-    head = ("phase", "arm", "runs", "done", "tokens left", "time left", "disk")
-    lines += ["", *table_lines(head, rows, ("tokens left",)), "", *total_lines(costs, jobs)]
-    if study.looks > 1:
+
+def plan_lines(plan: Plan) -> list[str]:
+    """Return what a plan needs and could see.
+
+    Raises:
+        UsageError: the plan cannot be judged.
+    """
+    check_judgeable(plan)
+    tuning = list(tuning_trials(plan))
+    last = plan.trials(plan.looks[-1])
+    runs = f"{len(last)} to judge ({counted(plan.looks[-1], 'pair')})"
+    if tuning:
+        seeds = counted(len(plan.tuning_seeds), "seed")
+        runs = f"{len(tuning)} to tune ({seeds}), {runs}"
+    if len(plan.looks) > 1:
+        runs += f"; looks at {', '.join(map(str, plan.looks))} pairs"
+    lines = [f"runs    {runs}"]
+    if plan.question:
+        lines.insert(0, plan.question)
+    if not plan.command:
+        costs = costs_of([*tuning, *last])
+        lines += [f"costs   {costs}", *disk_lines(costs)]
+    base, *others = (arm.name for arm in plan.arms)
+    for claim in plan.claims:
         lines.append(
-            "It ends at the first look at which every primary is decided, and is cheaper then."
+            f"judged  {', '.join(others)} against {base}: {claim_text(claim)},"
+            f" at {100 * plan.alpha:g} %"
         )
+    lines.append(f"shows   in {100 * POWER:.0f} % of cases {visible(plan):.2g} standard deviations")
+    lines[-1] += " of a pair's difference"
     return lines
 
 
-def _seeds_text(file: StudyFile, key: str, given: str | None) -> str:
-    """Return seeds as they are given, or how many are drawn, or those that were registered."""
-    if given:
-        return given
-    if read_plan(file.name) is None:
-        return f"{file.seeds_to_draw[key]} drawn when registered"
-    return f"{file.drawn[key]}, drawn"
+def claim_text(claim: Claim) -> str:
+    """Return a claim in words: "final_loss noninferior by 0.04"."""
+    text = f"{claim.measure} {claim.direction}"
+    if claim.margin:
+        text += f" by {claim.margin:g}"
+    if claim.target is not None:
+        text += f" {claim.target:g}"
+    return text
 
 
-def primary_text(primary: Primary, baseline: str) -> str:
-    """Return what must be shown."""
-    question = primary.question
-    words = question.title
-    margin = margin_text(question)
-    return {
-        "better": f"{words} better than {baseline}'s (one-sided)",
-        "different": f"{words} different from {baseline}'s (two-sided)",
-        "noninferior": f"{words} not worse than {baseline}'s by {margin} or more (one-sided)",
-        "equivalent": f"{words} within {margin} of {baseline}'s (two one-sided tests)",
-    }[primary.direction]
+def visible(plan: Plan) -> float:
+    """Return the difference that the last look shows with POWER, in standard deviations."""
+    pairs = plan.looks[-1]
+    claims = len(plan.claims) * (len(plan.arms) - 1)
+    level = plan.alpha * shares(plan.looks)[-1] / claims
+    is_two_sided = any(claim.direction in TWO_SIDED for claim in plan.claims)
+    estimate = Estimate(0.0, pairs, se=pairs**-0.5, df=pairs - 1)
+    return estimate.detectable(level / 2 if is_two_sided else level)
 
 
-def looks_line(file: StudyFile) -> str:
-    """Return the rule of the looks."""
-    from efftrain_cli.compare.sequential import nominal_levels
+def check_judgeable(plan: Plan) -> None:
+    """Check that a plan can come to a verdict at all.
 
-    looks = file.looks
-    alpha = file.study.alpha
-    rest = _shown_effect(file)
-    if file.comparisons > 1:
-        rest = f"; Holm over {file.comparisons} comparisons{rest}"
-    if len(looks) == 1:
-        return f"one, at level {alpha:g}{rest}"
-    # Each direction has its own boundary.
-    words = []
-    for sides in dict.fromkeys(sides_of(primary.direction) for primary in file.study.primary):
-        levels = ", ".join(f"{level:.2g}" for level in nominal_levels(alpha, looks, sides))
-        words.append(f"{('one', 'two')[sides - 1]}-sided levels {levels}")
-    return (
-        f"{len(looks)}, at nominal {' and '.join(words)}, which err together"
-        f" in {alpha:.0%} of studies without a difference (group-sequential t){rest}"
-    )
+    Raises:
+        UsageError: no arm can be judged.
+    """
+    base, *others = plan.arms
+    if all(arm.points != base.points for arm in others):
+        raise UsageError(
+            f"study {plan.name} cannot be judged: every arm is {UNEQUAL}\n"
+            "  give all arms grids of equally many settings"
+        )
 
 
-def _shown_effect(file: StudyFile) -> str:
-    """Return the difference that the last look shows in 80 % of studies, after Holm and looks."""
-    n = len(file.seeds)
-    one_sd = Estimate(0.0, se=1 / math.sqrt(n), df=n - 1)
-    verdict = Verdict(
-        file.study.primary[0].question,
-        "",
-        file.seeds,
-        one_sd,
-    )
-    looks = file.looks_taken(len(file.looks))
-    size = min_detectable_effect(verdict, looks, file.comparisons)
-    return f"; shows {size:.1f} standard deviations of a pair's difference in 80 % of studies"
-
-
-def _numbers(values: Sequence[int]) -> str:
-    *first, last = map(str, values)
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-# --- tuning -----------------------------------------------------------------------------------
-
-
-def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
-    """Return every setting tried with its losses, what was chosen, and what tuning was worth."""
-    blocks: dict[tuple[str, str], list[tuple[Tried, bool]]] = {}
-    for arm in tuned:
-        for point in arm.tried:
-            setting = " ".join(point.settings)
-            is_chosen = point.settings == arm.settings
-            blocks.setdefault((arm.arm, setting), []).append((point, is_chosen))
-
-    rows: list[Row] = []
-    for (name, setting), points in blocks.items():
-        losses: list[float | None] = []
-        for point, _ in points:
-            losses += point.losses
-        finished = [loss for loss in losses if loss is not None]
-        mean = f"{len(losses) - len(finished)} of {len(losses)} not finished"
-        if len(finished) == len(losses):
-            mean = f"{sum(finished) / len(finished):.4f}"
-        each = " ".join("diverged" if loss is None else f"{loss:.4f}" for loss in losses)
-        chosen = sum(is_chosen for _, is_chosen in points)
-        mark = "chosen" if chosen else ""
-        if chosen and len(points) > 1:
-            mark = f"chosen in {chosen} of {len(points)} blocks"
-        rows.append((name, setting, mean, each, mark))
-    head = ("arm", "setting", "mean loss", "by tuning seed", "")
-    lines = ["Tuning", *table_lines(head, rows), f"rule: {BEST_RULE}", ""]
-
-    columns = best_of_k(tuned)
-    rows = []
-    for k, lowest in enumerate(itertools.zip_longest(*columns.values()), 1):
-        rows.append((str(k), *("-" if loss is None else f"{loss:.4f}" for loss in lowest)))
-    return [
-        *lines,
-        "Lowest mean loss to expect of so many settings drawn at random (Dodge et al. 2019)",
-        *table_lines(("settings", *columns), rows),
-    ]
-
-
-# --- verdicts ---------------------------------------------------------------------------------
-
-
-def verdict_lines(state: StudyState, registration: Plan) -> list[str]:
-    """Return the answer, then how it was reached."""
-    file = state.file
-    lines = []
-    reasons = why_exploratory(state, registration)
-    if reasons:
-        lines = ["EXPLORATORY: no verdict below is a confirmation, because"]
-        lines += [f"  - {reason}" for reason in reasons]
-        lines.append("")
-    if not state.look:
-        done = f"No verdict yet: the first look is at {file.looks[0]} seeds"
-        waiting = f"{counted(len(state.pending), 'run')} still to end, such as {state.pending[0]}"
-        return [*lines, f"{done}, with {waiting}."]
-    for verdict in state.verdicts:
-        lines.append(sentence(verdict, verdict.arm, file.study.baseline))
-        if verdict.differed:
-            lines.append(f"  {verdict.differed}.")
-    lines += ["", *_verdict_table(file, state.verdicts)]
-
-    taken = f"look {state.look} of {len(file.looks)}"
-    if not state.complete:
-        lines.append(f"{taken}; the next is at {file.looks[state.look]} seeds")
-        lines += _chances(state)
-    elif state.decided and state.look < len(file.looks):
-        lines.append(f"{taken}: the study has ended, everything is decided")
-    else:
-        lines.append(f"{taken}: the study has ended")
-    lines.append(f"looks: {looks_line(file)}")
-    lines.append(f"registered {registration.registered}, hash {registration.sha256[:16]}")
-    warnings: dict[str, None] = {}
-    for arm in file.tuned:
-        warnings |= dict.fromkeys(arm.warnings)
-    lines += [f"warning: {warning}" for warning in warnings]
-    for kind in ("warning", "note"):
-        lines += [f"{kind}: {label.text}" for label in state.labels if label.kind == kind]
+def status_lines(plan: Plan) -> list[str]:
+    """Return the state of a study: its registration, its runs, and what its looks said."""
+    path = plan.folder / "plan.json"
+    if not path.exists():
+        return [f"{plan.name}  not begun"]
+    registration = read_record(path, Registration)
+    changed = changed_keys(registration, plan.values)
+    state = f"changed since: {listed(changed)}" if changed else "unchanged"
+    lines = [f"{plan.name}  registered {registration.registered}, {state}"]
+    tuning = list(tuning_trials(plan))
+    if tuning:
+        lines.append(f"tuning  {progress_text(tuning)}")
+    judged = judged_trials(plan)
+    if judged and not plan.command:
+        lines.append(f"judging {progress_text(judged)}")
+    for number, look in enumerate(registration.looks):
+        for row in look:
+            verdict = row.get("verdict") or "not judged"
+            lines.append(f"look    {plan.looks[number]} pairs: {row['arm']} {verdict}")
     return lines
 
 
-def _chances(state: StudyState) -> list[str]:
-    """Return how likely a later look shows what is undecided; empty if nothing can be said."""
-    file = state.file
-    chances = []
-    for verdict in state.verdicts:
-        chance = chance_of_claim(verdict, file.looks_taken(state.look), file.comparisons)
-        if chance is not None and verdict.outcome == "undecided":
-            chances.append(f"{verdict.arm} {100 * chance:.0f} % in {verdict.question.title}")
-    if not chances:
+def progress_text(trials: Sequence[Trial]) -> str:
+    """Return how many runs have ended, and where those under way are."""
+    states = {trial.name: state_of(trial) for trial in trials}
+    ended = sum(state in ENDED for state in states.values())
+    text = f"{ended} of {counted(len(trials), 'run')}"
+    running = [name for name, state in states.items() if state == "running"]
+    if running:
+        places = []
+        for name in running:
+            step = last_row(runs_root() / name).get("step") or 0
+            places.append(f"{name} at step {step:,.0f}")
+        text += f"; {listed(places)}"
+    return text
+
+
+def result_lines(conducted: Conducted, plan: Plan) -> list[str]:
+    """Return the losses that tuning saw, as a table."""
+    if conducted.tuned.grid is None:
         return []
-    text = "chance to show it by the last look, if the difference stays as estimated"
-    return [f"{text}: {', '.join(chances)} (shown, decides nothing)"]
+    return grid_lines(conducted.tuned.grid, sorted(plan.varied), "tuning")
 
 
-def _verdict_table(file: StudyFile, verdicts: Sequence[Verdict]) -> list[str]:
-    """Return a row per verdict, and what its numbers are."""
-    rows = []
-    for verdict in verdicts:
-        p = 1.0 if verdict.p_holm is None else verdict.p_holm
-        p_text = f"{p:.4f}" if p >= 1e-4 else "<.0001"
-        numbers = (interval_text(verdict.estimate), p_text, str(len(verdict.seeds)))
-        rows.append((verdict.question.title, verdict.arm, *numbers, verdict.outcome))
-    interval = f"difference [{100 * (1 - file.study.alpha):g} %]"
-    head = ("measure", "arm", interval, "p", "seeds", "verdict")
-    table = table_lines(head, rows)
-
-    words = []
-    if any(not verdict.question.axis for verdict in verdicts):
-        words.append("arm less baseline, nats per token")
-    if any(verdict.estimate.log for verdict in verdicts):
-        words.append("baseline / arm, above 1 the arm needs less")
-    paid = "p and intervals are adjusted for every look"
-    if file.comparisons > 1:
-        paid += f", p for {file.comparisons} comparisons too; intervals are not corrected for the "
-        paid += "number of comparisons"
-    return [*table, f"differences: {'; '.join([*words, paid])}"]
+def race_line(plan: Plan) -> str:
+    """Return what a race needs, in a line."""
+    *first, last = map(str, plan.looks)
+    pairs = f"{', '.join(first)}, then {last}" if first else last
+    arms = len(plan.arms)
+    text = f"{pairs} pairs: {arms * plan.looks[0]} to {arms * plan.looks[-1]} runs"
+    tuning = list(tuning_trials(plan))
+    if tuning:
+        text += f" after {counted(len(tuning), 'run')} of tuning"
+    if plan.command:
+        return text
+    return f"{text}; at most {costs_of([*tuning, *plan.trials(plan.looks[-1])])}"
 
 
-def why_exploratory(state: StudyState, registration: Plan | None) -> list[str]:
-    """Return why no verdict is a confirmation; empty if they are."""
-    reasons = ["not registered"]
-    if registration is not None:
-        reasons = registration.exploratory
-    return [*reasons, *(label.text for label in state.labels if label.kind == "allowed")]
+def pairs_needed(size: float, alpha: float = 0.05) -> int:
+    """Return the pairs that show a true difference of `size` standard deviations with POWER.
 
-
-# --- for programs -----------------------------------------------------------------------------
-
-
-def as_json(state: StudyState, registration: Plan | None) -> dict[str, Any]:
-    """Return plan and verdicts as plain values; null where there is no number."""
-    file = state.file
-    own = {arm.name: file.settings_of(arm) for arm in file.study.arms}
-    arms = []
-    for arm in file.tuned:
-        tried = []
-        for point in arm.tried:
-            settings = [*own[arm.arm], *point.settings]
-            tried.append({"settings": settings, "losses": point.losses})
-        values = {
-            "arm": arm.arm,
-            "seeds": list(arm.seeds),
-            "chosen": list(arm.settings),
-            "tried": tried,
-            "expected_best": expected_best(arm),
-            "warnings": list(arm.warnings),
-        }
-        arms.append(values)
-    sensitivities = []
-    for curve, of_curve in zip(state.curves, sensitivity.as_json(state.curves), strict=True):
-        sensitivities.append({**of_curve, "optimum": optimum(curve)})
-    document: dict[str, Any] = {
-        "schema_version": 1,
-        "study": file.name,
-        "question": file.study.question,
-        "sha256": file.sha256,
-        "registered": registration and registration.registered,
-        "exploratory": why_exploratory(state, registration),
-        "labels": [{"severity": each.kind, "text": each.text} for each in state.labels],
-        "baseline": file.study.baseline,
-        "alpha": file.study.alpha,
-        "looks": list(file.looks),
-        "look": state.look,
-        "nominal_levels": list(file.looks_taken(0).levels),
-        "complete": state.complete,
-        "pending": list(state.pending),
-        "tuning": {"rule": BEST_RULE, "arms": arms},
-        "verdicts": verdicts_json(state),
-        "sensitivity": sensitivities,
-    }
-    # A loss that is missing yet counts as infinite.
-    return finite(document)
-
-
-def verdicts_json(state: StudyState) -> list[dict[str, Any]]:
-    """Return the verdicts of the last look as plain values."""
-    return [verdict_json(state.file, verdict) for verdict in state.verdicts]
-
-
-def verdict_json(file: StudyFile, verdict: Verdict) -> dict[str, Any]:
-    """Return one verdict as plain values; None where there is no number."""
-    question = verdict.question
-    estimate = verdict.estimate
-    size = verdict.min_detectable_effect
-    return {
-        "measure": question.key,
-        "direction": question.direction,
-        "margin": question.margin,
-        "target": question.target,
-        "rates": list(file.rates) if question.over_rates else None,
-        "arm": verdict.arm,
-        "seeds": list(verdict.seeds),
-        "estimate": estimate.mean if math.isfinite(estimate.mean) else None,
-        "low": estimate.low,
-        "high": estimate.high,
-        "ratio": estimate.log,
-        "p": verdict.p,
-        "p_holm": verdict.p_holm,
-        "outcome": verdict.outcome,
-        "could_see": None if size is None or math.isinf(size) else size,
-        "note": note_of(verdict),
-        "differed": verdict.differed,
-    }
+    They are of one look; a race with several needs about a tenth more.
+    """
+    for pairs in range(2, 1000):
+        estimate = Estimate(0.0, pairs, se=pairs**-0.5, df=pairs - 1)
+        if estimate.detectable(alpha / 2) <= size:
+            return pairs
+    return 1000

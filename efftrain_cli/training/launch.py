@@ -196,7 +196,7 @@ def is_by_srun() -> bool:
     return environment_number("SLURM_STEP_NUM_TASKS", 1) > 1 and "RANK" not in os.environ
 
 
-ALONE = ("sweep", "tune-warmup", "verify-resume", "study", "grow")
+ALONE = ("race", "sweep", "tune-warmup", "verify-resume", "study", "grow")
 """Commands of one process."""
 
 

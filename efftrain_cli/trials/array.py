@@ -1,4 +1,4 @@
-"""`--array`: the runs of a sweep or of a study's next phase as a Slurm job array instead of
+"""`--array`: the runs of a sweep or of a study's next look as a Slurm job array instead of
 processes of this machine.
 
 Two files: an sbatch script, and beside it the list of the runs, named by its hash, so that a
@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from efftrain_cli.foundation.console import counted, say
+from efftrain_cli.foundation.console import counted
+from efftrain_cli.foundation.errors import StoppedError
 from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.run.directory import runs_root
-from efftrain_cli.trials.runner import begin_arguments, is_owned
-from efftrain_cli.trials.trial import ENDED, Trial, state_of
+from efftrain_cli.run.reading import ENDED, Run
+from efftrain_cli.trials.runner import begin_arguments, read_trial
+from efftrain_cli.trials.trial import Trial, check_comparable, check_names, state_of
 
 SCRIPT = """\
 #!/bin/bash
@@ -33,13 +35,11 @@ SCRIPT = """\
 #SBATCH --output="{logs}/%x-%A_%a.log"
 # Task i trains the run in line i + 1 of the list: its name, a tab, and the options that begin it.
 cd {here} || exit 2
-export EFFTRAIN_RUNS={runs} EFFTRAIN_STUDY={study} EFFTRAIN_TRIAL=1 PYTHONSAFEPATH={safe_path}
-# A requeued task continues its own run, whichever node it was killed on.
-if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then unset EFFTRAIN_TRIAL; fi
+export EFFTRAIN_RUNS={runs} EFFTRAIN_STUDY={study} PYTHONSAFEPATH={safe_path}
 IFS=$'\\t' read -r name begin < <(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {list})
 eval "options=($begin)"
 if [ -d "$EFFTRAIN_RUNS/$name" ]; then options=(--resume "$name" --from-start); fi
-srun {python} -m efftrain_cli pretrain --device {device} "${{options[@]}}"
+srun {python} -P -m efftrain_cli pretrain --device {device} "${{options[@]}}"
 code=$?
 # Not SLURM_JOB_ID: that of an array's last task names the whole array.
 if [ "$code" = 75 ]; then scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"; fi
@@ -61,35 +61,38 @@ class ArrayWriter:
     jobs: int
     """Tasks that Slurm runs at once."""
     study: str = ""
-    """Hash of the registration that every run carries in its origin; "" for a sweep."""
+    """Name of the study that every run carries in its origin; "" for a sweep."""
 
-    def train(self, trials: Sequence[Trial], title: str = "sweep") -> list[str]:
-        """Write the array of the trials that are left, if any, and say how to submit it; return the
-        state of each trial.
+    def train(self, trials: Sequence[Trial], title: str = "runs") -> list[Run]:
+        """Return the runs if all have ended; else write the array of those that are left.
 
         Raises:
+            StoppedError: runs are left: the message says how to submit them.
             UsageError: a run has the name of a trial and another recipe.
         """
+        check_names(trials)
+        check_comparable(trials)
         states = [state_of(trial) for trial in trials]
-        pending = [
-            (trial, state)
-            for trial, state in zip(trials, states, strict=True)
-            if state not in ENDED
-        ]
-        left = [trial for trial, state in pending if not is_owned(trial, state)]
+        pending = []
+        left = []
+        for trial, state in zip(trials, states, strict=True):
+            if state not in ENDED:
+                pending.append(trial)
+            if state not in ("running", *ENDED):
+                left.append(trial)
         if left:
-            say(
+            raise StoppedError(
                 f"{title}: {len(left)} of {counted(len(trials), 'run')} left, {self.jobs} at once"
                 " (--jobs)\n"
                 f"  submit them: sbatch {shlex.quote(str(self._write(left)))}\n"
                 "  give this command again when they have ended"
             )
-        elif pending:
-            say(
+        if pending:
+            raise StoppedError(
                 f"{title}: {counted(len(pending), 'run')} left, all of them under way\n"
                 "  give this command again when they have ended"
             )
-        return states
+        return [read_trial(*each) for each in zip(trials, states, strict=True)]
 
     def _write(self, trials: Sequence[Trial]) -> Path:
         lines = [f"{trial.name}\t{shlex.join(begin_arguments(trial))}\n" for trial in trials]

@@ -1,69 +1,81 @@
-"""What the runs of a sweep or study still cost: tokens, time and disk."""
+"""What runs still cost: tokens, time and disk."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 
-from efftrain_cli.foundation.console import human_bytes, human_count, human_seconds
+from efftrain_cli.foundation.console import (
+    counted,
+    human_bytes,
+    human_count,
+    human_seconds,
+)
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.plan.cost import disk_bytes
+from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import runs_root
+from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.rates import seconds_left
-from efftrain_cli.trials.runner import tokens_so_far
-from efftrain_cli.trials.trial import ENDED, Trial, recipe_of
-
-Costs = Sequence[Mapping[str, Any]]
-"""Runs with their `state` and `needs_of`."""
+from efftrain_cli.run.reading import ENDED
+from efftrain_cli.trials.trial import Trial, state_of
 
 
-def needs_of(trial: Trial, state: str) -> dict[str, Any]:
-    """Return what a trial in this state still needs: tokens, seconds (None if nothing was measured
-    here), and bytes of disk."""
-    recipe = recipe_of(trial)
-    left = needed = 0
-    if state not in ENDED:
-        needed = disk_bytes(recipe)
-        left = max(0, recipe.train.tokens - tokens_so_far(trial.name))
-    return {
-        "tokens_left": left,
-        "seconds_left": seconds_left(recipe, left),
-        "disk_bytes": needed,
-    }
+@dataclass(frozen=True)
+class Costs:
+    """What trials need that have not ended."""
+
+    runs: int
+    tokens: int
+    seconds: float | None
+    """One run after the other; None if nothing was measured here."""
+    disk: int
+    """Bytes."""
+
+    def __str__(self) -> str:
+        if not self.runs:
+            return "nothing is left to train"
+        time = "time unknown: nothing was measured here"
+        if self.seconds is not None:
+            time = f"about {human_seconds(self.seconds)} (by earlier runs)"
+        parts = [
+            counted(self.runs, "run"),
+            f"{human_count(self.tokens)} tokens",
+            time,
+            f"{human_bytes(self.disk)} of disk",
+        ]
+        return ", ".join(parts)
 
 
-def total_of(rows: Costs) -> dict[str, Any]:
-    """Return what runs need together; unknown seconds of one make the sum unknown."""
-    totals: dict[str, Any] = {
-        "runs": len(rows),
-        "done": sum(row["state"] in ENDED for row in rows),
-    }
-    for key in ("tokens_left", "seconds_left", "disk_bytes"):
-        values = [row[key] for row in rows]
-        totals[key] = None if None in values else sum(values)
-    return totals
+def costs_of(trials: Sequence[Trial]) -> Costs:
+    """Return what trials of recipes still need."""
+    tokens = disk = runs = 0
+    times: list[float | None] = []
+    for trial in trials:
+        if state_of(trial) in ENDED:
+            continue
+        recipe = _recipe(trial.recipe, trial.settings)
+        left = recipe.train.tokens - int(last_row(runs_root() / trial.name).get("tokens") or 0)
+        runs += 1
+        tokens += max(left, 0)
+        disk += disk_bytes(recipe)
+        times.append(seconds_left(recipe, max(left, 0)))
+    known = [time for time in times if time is not None]
+    seconds = sum(known) if len(known) == len(times) else None
+    return Costs(runs, tokens, seconds, disk)
 
 
-def total_lines(rows: Costs, jobs: int) -> list[str]:
-    """Say what runs need together, one run after the other, and whether their disk has room."""
-    total = total_of(rows)
-    left = total["runs"] - total["done"]
-    if not left:
-        return [f"0 of {len(rows)} runs to train"]
-    line = (
-        f"{left} of {len(rows)} runs to train, at most {human_count(total['tokens_left'])} tokens"
-    )
-    if total["seconds_left"] is None:
-        line += "; time unknown: nothing was measured here yet"
-    else:
-        line += f", about {human_seconds(total['seconds_left'])} one run after the other, "
-        line += "by the nearest measurements here, scaled by FLOPs"
-    if jobs > 1:
-        line += f"; --jobs {jobs} divides the processor among as many runs"
-    needed = total["disk_bytes"]
+# Trials of a recipe and setting differ in their seed alone.
+_recipe = cache(load_recipe)
+
+
+def disk_lines(costs: Costs) -> list[str]:
+    """Return a warning if the disk has no room for all runs."""
     free = free_bytes(runs_root())
-    lines = [line, f"disk: {human_bytes(needed)} needed at most, {human_bytes(free)} free"]
-    if needed > free:
-        fix = "lower checkpoint.keep, or set EFFTRAIN_RUNS to another disk"
-        lines.append(f"warning: that does not fit; {fix}")
-    return lines
+    if costs.disk <= free:
+        return []
+    return [
+        f"warning: {human_bytes(costs.disk)} needed, {human_bytes(free)} free:"
+        " lower checkpoint.keep, or set EFFTRAIN_RUNS to another disk"
+    ]

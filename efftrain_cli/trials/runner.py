@@ -17,10 +17,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
-from efftrain_cli.foundation.console import counted, human_seconds, say, silent
+from efftrain_cli.foundation.console import counted, human_seconds, listed, say, silent
 from efftrain_cli.foundation.environment import usable_cores
 from efftrain_cli.foundation.errors import (
     DivergedError,
@@ -34,18 +34,16 @@ from efftrain_cli.foundation.signals import SECOND_CTRL_C, describe_end, end_wit
 from efftrain_cli.plan.cost import check_memory
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.run.directory import run_path, runs_root
-from efftrain_cli.run.lock import OWNER, TRIAL, owner_of
 from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.reading import ENDED, Run, load_run
 from efftrain_cli.run.stability import PROBE
 from efftrain_cli.training.launch import check_devices
-from efftrain_cli.trials.trial import ENDED, Trial, recipe_of, state_of
+from efftrain_cli.trials.trial import Trial, check_comparable, check_names, recipe_of, state_of
 
 TICK = 0.1
 """Seconds between two looks at the processes."""
 STATUS_EVERY = 30.0
 """Seconds between two lines about the runs under way, where the output is not a terminal."""
-SILENT = 300.0
-"""Seconds without a new row after which a run of another host is called silent."""
 
 
 Child = subprocess.Popen[bytes]
@@ -66,7 +64,9 @@ class _Slot:
 
 def pretrain_arguments(trial: Trial, state: str, device: str, devices: int = 1) -> list[str]:
     """Return the command line that trains a trial."""
-    command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--device", device]
+    # -P: a random.py of the working folder is not Python's.
+    program = [sys.executable, "-P", "-m", "efftrain_cli"]
+    command = [*program, "pretrain", "--device", device]
     if devices > 1:
         command += ["--devices", str(devices)]
     if trial.until is not None:
@@ -94,7 +94,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str], log: Path) 
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment, TRIAL: "1"},
+            env={**os.environ, **environment},
             process_group=0,
             preexec_fn=lambda: end_with(parent),
         )
@@ -130,11 +130,12 @@ def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def _gpus() -> int:
-    if not Path("/dev/nvidiactl").exists():
-        return 0  # PyTorch's import takes seconds
-    import torch
-
-    return torch.cuda.device_count()
+    """Return the number of CUDA devices, without torch: its import takes seconds."""
+    devices = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return len(devices)
+    return len(list(filter(None, visible.split(",")))) if devices else 0
 
 
 @dataclass
@@ -149,12 +150,10 @@ class TrialRunner:
     devices: int = 1
     """Devices that each run trains on."""
     study: str = ""
-    """Hash of the registration that every run carries in its origin; "" for a sweep."""
+    """Name of the study that every run carries in its origin; "" for a sweep."""
     say: Callable[[str], None] = say
     """Prints one line."""
     launch: Launch = launch
-    silent: float = SILENT
-    """Seconds after which a run of another host that writes nothing is named."""
 
     def __post_init__(self) -> None:
         check_devices(self.device, self.devices, self.jobs)
@@ -162,7 +161,6 @@ class TrialRunner:
             (place, {**changes, "EFFTRAIN_STUDY": self.study})
             for place, changes in environments(self.jobs, self.device)
         ]
-        self._changes: dict[str, tuple[int, float]] = {}  # run -> (mtime, our clock then)
         self._active: dict[int, _Slot] = {}
         self._elsewhere: dict[str, Trial] = {}  # another process trains them
         self._stopping: str | None = None
@@ -172,21 +170,23 @@ class TrialRunner:
         self._tokens_done = 0
         self._status_shown = False
 
-    def train(self, trials: Sequence[Trial], title: str = "") -> list[str]:
-        """Train what is not trained yet; return how each ended, one of `ENDED`, in the order of
-        `trials`.
+    def train(self, trials: Sequence[Trial], title: str = "") -> list[Run]:
+        """Train what is not trained yet; return the run of each trial, in their order.
+
+        Each ended in one of `ENDED`. A run that another process trains is waited for.
 
         Args:
-            title: what these runs are, said first where any is to train.
+            title: what these runs are, said first if any is to train.
 
         Raises:
             StoppedError: a signal came; all runs are saved, and the same command continues.
-            RunLockedError: another machine has a run and has been silent for long.
             OutOfMemoryError: so many runs at once do not fit into memory; none was started.
             EfftrainError: a run failed; the others are saved; the exit code is its own.
         """
         # All are looked at before the first is trained: a wrong recipe or a taken name costs
         # nothing.
+        check_names(trials)
+        check_comparable(trials)
         recipes = [recipe_of(trial) for trial in trials]
         self._ends: dict[str, str] = {}  # run -> one of ENDED
         self._tokens: dict[str, int] = {}  # run -> its budget
@@ -203,7 +203,7 @@ class TrialRunner:
         self._waiting = [trial for trial in trials if trial.name not in self._ends]
         if self._waiting and self._ends:
             already = f"{len(self._ends)} of {len(trials)} trained already"
-            self._progress(f"{title or 'sweep'}, {already}")
+            self._progress(f"{title or 'runs'}, {already}")
         elif self._waiting and title:
             self._progress(f"{title}, {counted(len(trials), 'run')}; time left is for these")
         with self._signals():
@@ -211,7 +211,7 @@ class TrialRunner:
                 self._work()
             finally:
                 self._end_all()
-        return [self._ends[trial.name] for trial in trials]
+        return [read_trial(trial, self._ends[trial.name]) for trial in trials]
 
     def _work(self) -> None:
         while self._waiting or self._active or self._elsewhere:
@@ -240,7 +240,7 @@ class TrialRunner:
             if state in ENDED:
                 self._ends[trial.name] = state
                 continue
-            if is_owned(trial, state):
+            if state == "running":
                 self._elsewhere[trial.name] = trial
                 continue
             place = next(i for i in range(len(self.places)) if i not in self._active)
@@ -262,9 +262,8 @@ class TrialRunner:
             # Somebody stopped this run; where it was not us, the whole is stopped too.
             self._stopping = self._stopping or f"{name} was stopped"
             return
-        if code in (RunLockedError.exit_code, UsageError.exit_code) and is_owned(
-            slot.trial, state_of(slot.trial)
-        ):
+        was_refused = code in (RunLockedError.exit_code, UsageError.exit_code)
+        if was_refused and state_of(slot.trial) in ("running", *ENDED):
             self._elsewhere[name] = slot.trial  # another process was first
             return
         if code not in (0, DivergedError.exit_code):
@@ -324,40 +323,16 @@ class TrialRunner:
         """Wait for what other processes train, once nothing is left here, and continue what they
         give back."""
         for name, trial in list(self._elsewhere.items()):
-            owner = owner_of(run_path(name))
             state = state_of(trial)
-            silence = self._silent_for(name)
             if state in ENDED:
                 del self._elsewhere[name]
                 self._ends[name] = state
-            elif not is_owned(trial, state):
+            elif state != "running":
                 del self._elsewhere[name]
                 self._waiting.append(trial)
-            elif owner is not None and owner.is_elsewhere and silence > self.silent:
-                raise RunLockedError(
-                    f"{name} is claimed by {owner},"
-                    f" which has been silent for {human_seconds(silence)}\n"
-                    "  if that machine no longer works on it,"
-                    f" give the command again with --take-over {owner.host}"
-                )
         if self._elsewhere and time.monotonic() - self._last_status > STATUS_EVERY:
             self._last_status = time.monotonic()
-            name = next(iter(self._elsewhere))
-            owner = owner_of(run_path(name))
-            which = name
-            if len(self._elsewhere) > 1:
-                which = f"{len(self._elsewhere)} runs, such as {name},"
-            self._progress(f"waiting for {which} of {owner or 'another process'}")
-
-    def _silent_for(self, name: str) -> float:
-        """Count the seconds on this machine's clock, from the first look, for which a run was not
-        written to."""
-        files = (run_path(name) / file for file in (OWNER, "metrics.jsonl"))
-        changed = max((path.stat().st_mtime_ns for path in files if path.exists()), default=0)
-        now = time.monotonic()
-        if name not in self._changes or self._changes[name][0] != changed:
-            self._changes[name] = (changed, now)
-        return now - self._changes[name][1]
+            self._progress(f"waiting for {listed(list(self._elsewhere))}: another process's")
 
     def _show_status(self) -> None:
         terminal = sys.stderr.isatty()
@@ -432,21 +407,10 @@ class TrialRunner:
         self._active.clear()
 
 
-def is_owned(trial: Trial, state: str) -> bool:
-    """Return whether another process has a trial, here or, by its word, on another machine."""
-    owner = owner_of(run_path(trial.name))
-    return state == "running" or (owner is not None and not owner.is_gone)
-
-
-def free_runs(trials: Sequence[Trial], host: str) -> list[str]:
-    """Free the runs of a host, because the user says that it is gone; return their names."""
-    freed = []
-    for trial in trials:
-        owner = owner_of(run_path(trial.name))
-        if owner is not None and owner.host == host:
-            (run_path(trial.name) / OWNER).unlink(missing_ok=True)
-            freed.append(trial.name)
-    return freed
+def read_trial(trial: Trial, status: str) -> Run:
+    """Read the run of a trial that ended so, under the trial's label."""
+    run = load_run(run_path(trial.name))
+    return replace(run, arm=trial.arm or run.arm, status=status)
 
 
 def tokens_so_far(name: str) -> int:

@@ -1,5 +1,4 @@
-"""The runs of a sweep or study: every recipe with every seed and setting, their states, and each
-recipe's best setting.
+"""The runs of a sweep, race or study: every recipe with every seed and setting, and their states.
 
 Seeds are the outer loop, so that pairs of runs that can be compared are complete as early as
 possible.
@@ -14,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from efftrain_cli.foundation.bounds import RUNS
 from efftrain_cli.foundation.errors import RecipeError, UsageError
@@ -23,19 +22,16 @@ from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.small_files import NOT_COMPUTED
 
 if TYPE_CHECKING:
-    from efftrain_cli.compare.reading import RunNumbers
     from efftrain_cli.recipe.recipe import Recipe
-
-ENDED = ("finished", "diverged")
-"""States of a run that is not trained any more: a run that diverges is a result."""
+    from efftrain_cli.run.reading import Run
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep."""
+    """One run to train."""
 
     recipe: str
-    """As --recipe names it."""
+    """As --recipe names it; of a foreign arm a command."""
     settings: tuple[str, ...]
     """`key=value` overrides besides the seed."""
     seed: int
@@ -45,6 +41,23 @@ class Trial:
     """Step that a probe is trained to; None: to the end of the budget."""
     threshold: float | None = None
     """Fluctuation of the validation perplexity above which a probe ends as diverged."""
+    arm: str = ""
+    """Label that the run gets; "" for its recipe's name."""
+
+
+class Runner(Protocol):
+    """What trains trials: here, by a command, or as a job array."""
+
+    def train(self, trials: Sequence[Trial], title: str = "") -> list[Run]:
+        """Train what is not trained yet; return the run of each trial, in their order.
+
+        Args:
+            title: what these runs are, said first if any is to train.
+
+        Raises:
+            StoppedError: a signal came, or a job array must train first; the same call continues.
+            EfftrainError: a run ended without a result.
+        """
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -149,12 +162,13 @@ def grid(
         UsageError: a recipe comes twice, or two recipes share a name.
     """
     if not recipes:
-        raise UsageError("give at least one --recipe")
+        raise UsageError("no recipe is given\n  name one or more")
     names = [Path(recipe).name.removesuffix(".toml") for recipe in recipes]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise UsageError(
-            f"--recipe {', '.join(sorted(twice))} is given twice; runs are named after their recipe"
+            f"recipe {', '.join(sorted(twice))} is given twice: runs are named after it\n"
+            "  name each once"
         )
     check_number_of_runs(
         len(recipes) * len(seeds) * math.prod(len(values) for _, values in settings)
@@ -170,8 +184,25 @@ def grid(
                 words.append(setting_word(key, value))
         overrides = tuple(f"{key}={value}" for key, value in point)
         run = run_name([*filter(None, words), f"seed{seed}"], overrides)
-        trials.append(Trial(recipe, overrides, seed, run))
+        trials.append(Trial(recipe, overrides, seed, run, arm=name))
+    check_names(trials)
     return trials
+
+
+def check_names(trials: Sequence[Trial]) -> None:
+    """Check that each run has a name of its own, before any is trained.
+
+    Raises:
+        UsageError: two have one name.
+    """
+    by_name: dict[str, Trial] = {}
+    for trial in trials:
+        other = by_name.setdefault(trial.name, trial)
+        if other != trial:
+            raise UsageError(
+                f"{' '.join(other.settings)} and {' '.join(trial.settings)} give two runs the"
+                f" name {trial.name}\n  rename one of the values"
+            )
 
 
 def points_of(grid: Iterable[tuple[str, Iterable[str]]]) -> list[tuple[tuple[str, str], ...]]:
@@ -183,20 +214,27 @@ def points_of(grid: Iterable[tuple[str, Iterable[str]]]) -> list[tuple[tuple[str
 
 
 def setting_word(key: str, value: str) -> str:
-    """Write a setting as it stands in a run's name: optim.lr=1e-3 -> lr1e-3."""
-    return key.rsplit(".", 1)[-1].replace("_", "-") + re.sub(r"[^A-Za-z0-9.-]", "", value)
+    """Write a setting as it stands in a run's name: optim.lr=1e-3 -> lr1e-3.
+
+    A value with other characters than a name may have is told from similar ones by its hash.
+    """
+    plain = value.strip("\"'")
+    word = re.sub(r"[^A-Za-z0-9._-]", "", plain)
+    if word != plain:
+        word += f"-{text_digest(value)[:4]}"
+    return key.rsplit(".", 1)[-1].replace("_", "-") + word
 
 
 def run_name(words: Sequence[str], overrides: Sequence[str]) -> str:
     """Name a run by words whose last is its seed; too long a name is cut and distinguished by a
-    hash of the overrides.
+    hash of its words and overrides.
 
     Raises:
         UsageError: it is not a valid run name.
     """
     name = "-".join(words)
     if len(name) > 64:
-        digest = text_digest(json.dumps(overrides))[:8]
+        digest = text_digest(json.dumps([*words[:-1], *overrides]))[:8]
         name = f"{words[0][: 60 - len(digest) - len(words[-1])]}-{digest}-{words[-1]}"
     run_path(name)
     return name
@@ -247,8 +285,7 @@ def check_comparable(trials: Sequence[Trial]) -> None:
             "these recipes would be validated on different text,"
             " so their losses could not be compared:\n"
             + "\n".join(problems)
-            + "\nMake them equal, for example with --set for all of them,"
-            " or use --allow to train and label them"
+            + "\n  make them equal, for example with --set for all of them"
         )
 
 
@@ -258,42 +295,25 @@ def state_of(trial: Trial) -> str:
     Raises:
         UsageError: its run directory exists and holds another recipe.
     """
-    from efftrain_cli.compare.reading import status_of
-    from efftrain_cli.run.metrics import read_metrics
+    from efftrain_cli.run.metrics import last_row
+    from efftrain_cli.run.reading import ENDED, status_of
     from efftrain_cli.run.small_files import read_run
 
     path = _run_of(trial)
     if path is None:
         return "new"
     run = read_run(path)
-    rows = read_metrics(path, ("step", "tokens", "nonfinite", "val_loss"))
-    status = status_of(run, rows)
+    last = last_row(path)
+    status = status_of(run, last)
     if status == "stopped" and trial.until is not None:
-        columns = rows.columns
-        if columns["step"][-1] >= trial.until and math.isfinite(columns["val_loss"][-1]):
+        if last["step"] >= trial.until and math.isfinite(last.get("val_loss") or math.nan):
             return "finished"
     return status if status in ("running", *ENDED) else "unfinished"
-
-
-def read_trial(trial: Trial) -> RunNumbers | None:
-    """Read a trial's run; None if it has no row yet.
-
-    Raises:
-        UsageError: its run directory exists and holds another recipe.
-        DataError: it cannot be read.
-    """
-    from efftrain_cli.compare.reading import read_numbers
-
-    path = _run_of(trial)
-    if path is None or not (path / "metrics.jsonl").is_file():
-        return None
-    return read_numbers(path)
 
 
 def _run_of(trial: Trial) -> Path | None:
     """Return the directory of a trial's run, None if there is none: a name alone does not say what
     was trained."""
-    from efftrain_cli.compare.groups import differing_keys
     from efftrain_cli.recipe.recipe import flat_values, load_recipe
     from efftrain_cli.recipe.toml import flatten
     from efftrain_cli.run.small_files import read_recipe_values
@@ -306,26 +326,16 @@ def _run_of(trial: Trial) -> Path | None:
         trained = flat_values(load_recipe(str(path / "recipe.toml")))
     except RecipeError:
         trained = flatten(read_recipe_values(path))
-    differing = differing_keys([flat_values(recipe_of(trial)), trained], but=())
+    wanted = flat_values(recipe_of(trial))
+    differing = []
+    for key in wanted | trained:
+        same = wanted.get(key) == trained.get(key)
+        if not same and not key.startswith(NOT_COMPUTED):
+            differing.append(key)
     if differing:
         raise UsageError(
             f"run {trial.name!r} exists with another recipe ({', '.join(differing)} differ)\n"
-            f"remove the run (efftrain runs rm {trial.name}), or take another name:"
+            f"  remove the run (efftrain runs rm {trial.name}), or take another name:"
             " --name for a sweep, another file name for a study"
         )
     return path
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One recipe with one setting, over its seeds."""
-
-    recipe: str
-    settings: tuple[str, ...]
-    names: tuple[str, ...]
-    """Its runs."""
-    losses: tuple[float | None, ...]
-    """Final validation loss by seed, nats per token; None where a run did not finish."""
-    best: bool
-    """The recipe's best setting at its budget: the lowest mean final loss among those that finished
-    with every seed."""

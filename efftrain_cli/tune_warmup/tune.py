@@ -145,13 +145,13 @@ def run_probe(
         str(recipe), (), probe.seed, probe.name, until=probe.horizon, threshold=search.threshold
     )
     with runs_in(probes):
-        (end,) = runner.train([trial])
+        (run,) = runner.train([trial])
 
     rows = latest_rows(probes / probe.name)
     if rows[-1].get("nonfinite"):
         rows.pop()  # its update was not applied
     curve = validation_curve(rows)
-    if end == "diverged" and fluctuation(curve)[0] <= search.threshold:
+    if run.status == "diverged" and fluctuation(curve)[0] <= search.threshold:
         # A loss, a weight or a validation loss that is not finite is in no row.
         curve.append((rows[-1]["step"] + 1, math.inf))
     worst, at = fluctuation(curve)

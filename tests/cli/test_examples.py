@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.study.rehearse import toy_recipe
 from tests.cli.test_help import commands, help_of, known_options
 from tests.conftest import REPOSITORY, cli
 from tests.launch import Zygote, made_text
 from tests.tiny import changed
+from tests.toy import toy_recipe
 
 EXAMPLES = [
     line.strip()
@@ -30,12 +30,9 @@ NEEDS_THE_HUB = (
     "efftrain eval-zeroshot small-seed1234 --tasks blimp,my_task.yaml",
 )
 """Examples that download something; tests of the same commands with made data stand elsewhere."""
-MANY_RUNS = (
-    "efftrain study study.toml --rehearse",
-    "efftrain tune-warmup --recipe unstable --tune lr --seeds 0..2",
-)
-"""Examples that train many runs: tests/docs/test_studies.py rehearses the same study, and
-tests/tune_warmup searches learning rates; a search is run by tune-warmup's first example."""
+MANY_RUNS = ("efftrain tune-warmup --recipe unstable --tune lr --seeds 0..2",)
+"""Examples that train many runs: tests/tune_warmup searches learning rates, and a search is run by
+tune-warmup's first example."""
 AT_TOY_LENGTH = {
     "train.tokens=4M": "train.tokens=4K",
     "train.tokens=2M": "train.tokens=4K",
@@ -79,6 +76,8 @@ def home(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
         recipe = changed(recipe, "eval.every=2")
         (folder / "recipes" / f"{name}.toml").write_text(dump_recipe(recipe))
     shutil.copy(REPOSITORY / "docs" / "studies" / "length-warmup.toml", folder / "study.toml")
+    rows = [f"{arm},{seed},{3 + seed / 7 + len(arm) / 9}" for arm in ("a", "bb") for seed in (0, 1)]
+    (folder / "runs.csv").write_text("\n".join(["arm,seed,eval/loss", *rows]))
     for name in ("small", "small-slw", "quickstart", "quickstart-slw"):
         run(zygote, folder, "pretrain", name)
     run(zygote, folder, "pretrain", "small", "--set", "model.n_layer=2", "--name", "shallow")
@@ -97,8 +96,8 @@ def run(zygote: Zygote, folder: Path, *words: str) -> None:
 @pytest.mark.parametrize("example", sorted({*EXAMPLES} - {*NEEDS_THE_HUB, *MANY_RUNS}))
 def test_examples_work_at_toy_length(example, home, tmp_path, zygote):
     words = [AT_TOY_LENGTH.get(word, word) for word in shlex.split(example)[1:]]
-    if words[0] == "study" and "--jobs" in words:
-        words.append("--plan")  # its phases are run by --rehearse
+    if words[0] == "race" or "--jobs" in words:
+        words.append("--plan")  # tests/study and tests/trials conduct them
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)
     if words[0] == "pretrain" and "--resume" not in words:
         shutil.rmtree(tmp_path / "runs" / "small-seed1234")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.run.names import find_run
+from efftrain_cli.run.names import find_run, select_runs
 from tests.conftest import cli, python
 from tests.fake_runs import write_run
 
@@ -201,3 +201,15 @@ def test_an_empty_option_is_not_taken_for_its_default(line):
     names = {"compare a b --baseline=": "--baseline", "pretrain ''": "recipe"}
     name = names.get(line, "--name")
     assert str(refused.value) == f"{name} is empty\ngive it a value, or leave it out"
+
+
+def test_runs_of_a_study_or_race_belong_to_it(root):
+    """51.17: a recipe's name means the runs that a person started."""
+    for seed in (5, 6):
+        write_run(root / "runs", "wide", seed, name=f"s-a-seed{seed}", origin={"study": "s"})
+        race = {"study": "race"}
+        write_run(root / "runs", "wide", seed, name=f"race-wide-1f-seed{seed}", origin=race)
+    assert [path.name for path in select_runs(["wide"])] == ["my-wide"]
+    assert [path.name for path in select_runs(["s"])] == ["s-a-seed5", "s-a-seed6"]
+    both = ["race-wide-1f-seed5", "race-wide-1f-seed6"]
+    assert [path.name for path in select_runs(["race-wide-1f"])] == both

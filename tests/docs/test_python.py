@@ -36,7 +36,7 @@ def test_the_session_on_the_page_runs(root):
 
 def test_the_api_is_what_the_page_lists():
     text = PAGE.read_text(encoding="utf-8")
-    assert efftrain.__all__ == ["comparison", "metrics", "runs"]
+    assert efftrain.__all__ == ["comparison", "metrics", "race", "runs", "study"]
     assert all(f"\n## `{name}(" in text for name in efftrain.__all__)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.compare.reading import read_numbers
+from efftrain_cli.run.reading import load_run
 from tests.conftest import REPOSITORY, sets
 from tests.fake_runs import read_jsonl
 from tests.launch import Laboratory, Process
@@ -94,8 +94,7 @@ def test_one_device_goes_on_where_two_have_stopped(lab):
     assert lab.last_step("r") == 3
     errors = lab.resume("r", "--steps", "4", timeout=120).errors
     assert "continued with devices 2 -> 1: the last bits of the results may differ" in errors
-    marks = read_numbers(lab.run("r")).marks
-    assert "ran on 2 and 1 devices" in [mark.text for mark in marks]
+    assert "continued with devices 2 -> 1" in load_run(lab.run("r")).notes
     again = lab.resume("r", "--steps 4 --devices 2", timeout=120)
     assert again.output.startswith("nothing to train: run r is after step 4 already")
 

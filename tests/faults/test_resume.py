@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.run.lines import sealed
+from efftrain_cli.run.reading import load_run
 from efftrain_cli.training.session import fresh_state, prepare_session
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.training.trainer import evaluate, read_records
@@ -343,9 +343,8 @@ def test_another_place_is_recorded_and_said(lab):
     first, second = lab.events("r", "resume")
     assert "changed" not in first
     assert second["changed"] == ["efftrain 0.1.0 -> 9.9.9", "threads 1 -> 2"]
-    marks = [mark.text for mark in read_numbers(lab.run("r")).marks]
-    assert "ran with threads 1 and 2" in marks
-    assert "ran with efftrain 0.1.0 and 9.9.9" in marks
+    notes = load_run(lab.run("r")).notes
+    assert notes[-1] == "continued with efftrain 0.1.0 -> 9.9.9, threads 1 -> 2"
 
 
 BUFFERED = """

@@ -22,7 +22,7 @@ from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run.origin import read_origin
 from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.run_list import read_runs
-from efftrain_cli.study.records import Plan
+from efftrain_cli.study.registration import Registration
 from efftrain_cli.tune_warmup.probe import Probe, Receipt, SearchFile
 from efftrain_cli.tune_warmup.tune import read_receipts
 from efftrain_cli.zeroshot.results import read_results, save_result
@@ -84,16 +84,12 @@ def make_search(folder: Path) -> Path:
 
 def make_plan(folder: Path) -> Path:
     values = {"alpha": 0.05, "arms.none.name": "none"}
-    record = Plan(
+    record = Registration(
         schema_version=1,
-        study="s",
         registered="2026-11-22T00:00:00+00:00",
-        efftrain="0.1",
-        sha256=digest_of(values),
+        values_sha256=digest_of(values),
         values=values,
-        text="alpha = 0.05\n",
-        changes=[],
-        exploratory=[],
+        looks=[],
     )
     write_record(folder / "plan.json", record)
     return folder / "plan.json"
@@ -131,7 +127,7 @@ FILES = {
     "origin": SmallFile(make_origin, lambda path: read_origin(path.parent), "data"),
     "probe": SmallFile(make_probe, lambda path: read_probes(path.parents[2]), "probe"),
     "search": SmallFile(make_search, lambda path: read_record(path, SearchFile), "threshold"),
-    "plan": SmallFile(make_plan, lambda path: read_record(path, Plan), "study"),
+    "plan": SmallFile(make_plan, lambda path: read_record(path, Registration), "registered"),
     "zeroshot": SmallFile(make_zeroshot, lambda path: read_results(path.parent), "task"),
     "manifest": SmallFile(make_manifest, lambda path: verify_checkpoint(path.parent), "files"),
     "corpus": SmallFile(make_corpus, lambda path: open_corpus(path.parent), "tokenizer"),
@@ -178,7 +174,7 @@ def test_a_file_from_before_seals_is_read_as_before(home, kind):
     else:
         values = json.loads(path.read_text())
         for entry in values if kind == "zeroshot" else [values]:
-            del entry["file_sha256" if kind == "plan" else "sha256"]
+            del entry["sha256"]
         path.write_text(json.dumps(values))
     read = FILES[kind].read(path)
     if isinstance(read, Record):

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from efftrain_cli.compare.comparison import compare
-from efftrain_cli.compare.frames import comma_separated
-from efftrain_cli.compare.reading import read_numbers
+from efftrain_cli.compare.show import render
 from efftrain_cli.foundation.files import csv_text
 from efftrain_cli.plan.preview import csv_lines
 from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.run.reading import load_run
 from tests.fake_runs import write_run
 
 
@@ -56,13 +56,13 @@ def test_the_csv_of_a_comparison_and_of_a_plan(tmp_path):
     for name, speed in (("=plain", 1.0), ("-warm", 1.3)):
         for seed in range(3):
             path = write_run(tmp_path, name, seed, name=f"{name[1:]}-{seed}", speed=speed)
-            runs.append(read_numbers(path))
-    frame = pd.read_csv(io.StringIO(comma_separated(compare(runs, baseline="=plain"))))
-    assert set(frame["recipe"]) == {"'=plain", "'-warm"}
-    numbers = ("mean", "sd", "estimate", "low", "high")
+            runs.append(load_run(path))
+    frame = pd.read_csv(io.StringIO(render(compare(runs, baseline="=plain"), "csv")))
+    assert set(frame["arm"]) == {"'-warm"}
+    numbers = ("baseline", "mean", "estimate", "low", "high")
     for column in numbers:
         assert frame[column].dtype == np.float64, column
-    differences = frame[(frame["measure"] == "final_loss") & (frame["recipe"] == "'-warm")]
+    differences = frame[(frame["measure"] == "final_loss") & (frame["arm"] == "'-warm")]
     assert (differences["estimate"] < 0).all()
 
     plan = pd.read_csv(io.StringIO("\n".join(csv_lines(load_recipe("small"), 20))))

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.foundation.errors import (
     CheckpointError,
     OutOfMemoryError,
@@ -27,6 +26,7 @@ from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.metrics import latest_rows, read_metrics
+from efftrain_cli.run.reading import load_run
 from efftrain_cli.run.stability import COLUMNS, measure
 from efftrain_cli.run_list import read_runs
 from efftrain_cli.training import memory
@@ -178,8 +178,8 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home):
     assert {row["segment"] for row in read_lines(grown.run / "metrics.jsonl")} == {0}
     resume("wide-resumed", with_probe=False)
     assert [row["step"] for row in latest_rows(grown.run)] == list(range(31))
-    numbers = read_numbers(grown.run)
-    assert (numbers.step, numbers.tokens, numbers.status) == (30, 1920, "finished")
+    loaded = load_run(grown.run)
+    assert (loaded.spent("step"), loaded.spent("tokens"), loaded.status) == (30, 1920, "finished")
     listed = read_runs(["resumed", "wide-resumed"], sort="name")
     assert list(listed.tokens) == list(listed.budget) == [960, 1920], "each has its own budget"
     read = read_metrics(grown.run, ("step", "loss"))

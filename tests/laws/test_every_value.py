@@ -10,15 +10,14 @@ import math
 import pytest
 import torch
 
-from efftrain_cli.compare.comparison import compare, read_valid_runs
-from efftrain_cli.compare.frames import frame_of
-from efftrain_cli.compare.plots import plots_of
+from efftrain_cli.compare.comparison import compare
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.hf import to_hf, to_hf_config
 from efftrain_cli.plan.plan import model_config, plan_run
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.run.reading import load_run
 from efftrain_cli.training.stages import GrowthRecord, set_stage, train_stages
 from tests.fake_runs import rows_of, write_run
 from tests.launch import run_ranks
@@ -138,9 +137,9 @@ def test_compare_reads_it(value, tmp_path):
         recipe = load_recipe("small", [*overrides, budget, f"seed={seed}"])
         (path / "recipe.toml").write_text(dump_recipe(recipe))
         paths.append(path)
-    comparison = compare(read_valid_runs(paths)[0])
-    frame = frame_of(comparison)
-    assert plots_of(comparison) and "final_loss" in set(frame.measure)
+    comparison = compare([load_run(path) for path in paths])
+    frame = comparison.results
+    assert comparison.plots and "final_loss" in set(frame.measure)
     assert not set(frame.verdict) & {"better", "worse"}
 
 

@@ -41,10 +41,10 @@ row = read_records(state, recipe, records)[-1]
 """
 """Trains two steps with OVERRIDES."""
 ASKED = """
-from efftrain_cli.compare.measures import measures
-keys = {question.key for question in measures([])}
+from efftrain_cli.compare.measures import measures_of
+keys = {measure.key for measure in measures_of([])}
 """
-"""Asks the questions of every comparison."""
+"""Lists the measures of every comparison."""
 PLANNED = """
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import load_recipe
@@ -142,20 +142,20 @@ ADDITIONS = {
                 '        columns = {"loss": losses["ce"], "loss_squared": losses["ce"] ** 2}\n',
             ),
         ],
-        "OVERRIDES = []" + TRAINED + "from efftrain_cli.compare.reading import READ\n"
-        "assert row['loss_squared'] > 0 and 'loss_squared' in READ\n"
+        "OVERRIDES = []" + TRAINED + "from efftrain_cli.run.reading import DRAWN\n"
+        "assert row['loss_squared'] > 0\n"
+        "assert 'loss_squared' in {column.name for column in DRAWN}\n"
         "assert series_of('loss_squared') == 'internals/loss_squared'",
     ),
-    "a question": (
+    "a judge's row": (
         [
             Edit(
                 "compare/measures.py",
-                "_STEADY = (\n",
-                '_STEADY = (\n    Question("last_step", "updates", "", "Throughput", lambda run:'
-                ' run.step, axis="step"),\n',
+                "    titles: dict[str, float] = {}\n",
+                '    titles: dict[str, float] = {"last step": 0.0}\n',
             )
         ],
-        ASKED + "assert 'last_step' in keys",
+        ASKED + "assert 'last step' in keys",
     ),
     "a command": (
         [
@@ -227,14 +227,6 @@ NEWEST = {
         ],
         "OVERRIDES = ['eval.internals=2']" + TRAINED + "assert row['residual_rms_h.0'] > 0\n"
         "assert series_of('residual_rms_h.0') == 'internals/residual_rms_h.0'",
-    ),
-    "updates_to_match": (
-        [Edit("compare/measures.py", "questions.append(_UPDATES)", "pass")],
-        "from efftrain_cli.compare import measures\n"
-        "from efftrain_cli.compare.groups import Group\n"
-        "measures.has_unequal_steps = lambda runs: True\n"
-        "asked = measures.measures([Group('a', ()), Group('b', ())])\n"
-        "assert 'updates_to_match' in {question.key for question in asked}",
     ),
 }
 """Name -> each line outside of its own file that names it, taken out, and code that fails without

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from efftrain_cli.compare.comparison import compare, read_valid_runs
+from efftrain_cli.compare.arms import Arm
+from efftrain_cli.compare.figures import plots_of
+from efftrain_cli.compare.ladder import gains_of
 from efftrain_cli.compare.picture import inline_svg
-from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
+from efftrain_cli.run.reading import load_run
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.compiling import compile_parts, compile_whole, compiled_graphs
 from efftrain_cli.training.gradient import build_objective
@@ -60,12 +62,11 @@ def test_a_runs_sites_are_drawn_over_training(tmp_path, monkeypatch):
         rows=rows,
         more="\n[standardization_loss]\nweight = 0.1\n",
     )
-    comparison = compare(read_valid_runs([path])[0])
-    assert {"sites-A", "standardization-loss"} <= {plot.name for plot in plots_of(comparison)}
-    (plot,) = [plot for plot in plots_of(comparison) if plot.name == "sites-A"]
-    assert sorted(set(plot.curves.label)) == sorted(
-        f"{kind} (paler: earlier blocks)" for kind in {site.split(".", 2)[-1] for site in sites}
-    )
+    plots = {
+        plot.name: plot for plot in plots_of([Arm("A", (load_run(path),))], [], gains_of([], "A"))
+    }
+    assert {"std-kl-A", "standardization-loss"} <= plots.keys()
+    plot = plots["std-kl-A"]
     assert len(plot.curves.groupby(["group", "line"])) == len(sites)
     assert "40K" in inline_svg(plot)
 

@@ -3,6 +3,7 @@ and the p-value of the final loss."""
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +11,6 @@ from typing import Any
 from unittest.mock import patch
 
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.frames import rows_of as rows_of_comparison
 from tests.compare import made
 from tests.compare.known_runs import DEAD, SLW, of, write_pair
 from tests.fake_runs import rows_of, val_loss, write_run
@@ -28,16 +28,16 @@ def record() -> dict[str, Any]:
 
 
 def judged(comparison: Comparison) -> dict[str, Any]:
-    """Return numbers and outcome of each row that is no baseline's; None: blank."""
+    """Return numbers and verdict of each row; None: blank."""
     rows = {}
-    for row in rows_of_comparison(comparison):
-        if row["measure"] not in MEASURES or row["baseline"]:
+    for row in comparison.rows:
+        if row.measure not in MEASURES:
             continue
-        numbers = {name: row[name] for name in ("estimate", "low", "high")}
-        if row["measure"] == "final_loss":
-            numbers["p"] = row["p"]
-        outcome = row["verdict"]
-        rows[f"{row['measure']} of {row['arm']}"] = {**numbers, "outcome": outcome}
+        numbers = {"estimate": row.estimate, "low": row.low, "high": row.high}
+        if row.measure == "final_loss":
+            numbers["p"] = row.p
+        known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
+        rows[f"{row.measure} of {row.arm}"] = {**known, "outcome": row.verdict or None}
     return rows
 
 

@@ -7,17 +7,20 @@ sensitivity to the learning rate.
 from __future__ import annotations
 
 import csv
+import math
 import os
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from efftrain_cli.compare.engine import Verdict
-from efftrain_cli.compare.reading import RunNumbers, read_numbers
-from efftrain_cli.study.judge import JudgedRun, judge
-from efftrain_cli.study.load import read_study
+from efftrain_cli.compare.comparison import compare
+from efftrain_cli.compare.inference import shares
+from efftrain_cli.compare.judge import Result
+from efftrain_cli.run.reading import Run, load_run
+from efftrain_cli.study.plans import read_study
 from tests.conftest import REPOSITORY
 from tests.fake_runs import rows_of, write_run
 
@@ -44,7 +47,8 @@ def record() -> dict[str, Any]:
             numbers = {name: float(row[name]) if row[name] else None for name in NUMBERS}
             rows[f"{study}: {row['measure']} of {row['arm']}"] = {
                 "published": {**numbers, "outcome": row["outcome"]},
-                "judged": judged[row["measure"], row["arm"]],
+                # "to_target" without a target was the worse run's final loss.
+                "judged": judged[row["measure"].replace("_target", "_match"), row["arm"]],
             }
     return rows
 
@@ -52,22 +56,24 @@ def record() -> dict[str, Any]:
 def judge_again(study: str, curves: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """Judge the runs of a study's curves; return the verdicts by measure and arm."""
     with TemporaryDirectory() as folder, patch.dict(os.environ, EFFTRAIN_RUNS=folder):
-        file = read_study(EVIDENCE / f"{study}.toml")
+        plan = read_study(EVIDENCE / f"{study}.toml")
         runs = []
         for row, run in published_runs(Path(folder), curves):
             if row["phase"] == "confirmation":
-                runs.append(JudgedRun(row["arm"], None, run))
-        verdicts = judge(file, runs).verdicts
-    measures = [primary.measure for primary in file.study.primary]
-    return {
-        (measure, verdict.arm): _values(verdict)
-        for measure, verdict in zip(
-            [each for each in measures for _ in file.study.arms[1:]], verdicts, strict=True
+                # The training losses are made up, and equal for all seeds.
+                settings = {"label": row["arm"]}
+                runs.append(replace(run, arm=row["arm"], settings=settings, opening=()))
+        comparison = compare(
+            runs,
+            baseline=plan.arms[0].name,
+            claims=plan.claims,
+            alpha=plan.alpha,
+            share=shares(plan.looks)[-1],
         )
-    }
+    return {row.key: values_of(row) for row in comparison.verdicts}
 
 
-def published_runs(root: Path, curves: Path) -> list[tuple[dict[str, str], RunNumbers]]:
+def published_runs(root: Path, curves: Path) -> list[tuple[dict[str, str], Run]]:
     """Write the runs of a file of curves into `root`; return each with its row of runs.csv."""
     points = defaultdict(list)
     with curves.open(encoding="utf-8") as file:
@@ -86,7 +92,7 @@ def published_runs(root: Path, curves: Path) -> list[tuple[dict[str, str], RunNu
                 budget=int(row["tokens"]),
                 rows=[_row(point) for point in curve],
             )
-            runs.append((row, read_numbers(path)))
+            runs.append((row, load_run(path)))
     return runs
 
 
@@ -104,14 +110,14 @@ def _row(point: dict[str, str]) -> dict[str, Any]:
     return row
 
 
-def _values(verdict: Verdict) -> dict[str, Any]:
-    estimate = verdict.estimate
-    mean = estimate.mean if estimate.low is not None else None
-    return {
-        "estimate": mean,
-        "low": estimate.low,
-        "high": estimate.high,
-        "p": verdict.p,
-        "p_holm": verdict.p_holm,
-        "outcome": verdict.outcome,
+def values_of(row: Result) -> dict[str, Any]:
+    """Return numbers and verdict of a claim; None: blank."""
+    numbers = {
+        "estimate": row.estimate,
+        "low": row.low,
+        "high": row.high,
+        "p": row.p,
+        "p_holm": row.p_corrected,
     }
+    known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
+    return {**known, "outcome": row.verdict}

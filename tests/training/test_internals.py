@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from efftrain_cli.compare.comparison import compare, read_valid_runs
-from efftrain_cli.compare.plots import plots_of
+from efftrain_cli.compare.arms import Arm
+from efftrain_cli.compare.figures import plots_of
+from efftrain_cli.compare.ladder import gains_of
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.columns import series_of
+from efftrain_cli.run.reading import load_run
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.internals import largest_logit, norms_by_layer
 from efftrain_cli.training.state import TrainState
@@ -173,6 +175,9 @@ COLUMNS = ("grad_norm_h.", "update_ratio_h.", "residual_rms_h.", "attention_logi
 LOGITS = {f"attention_logit_max_h.{number}" for number in range(4)}
 
 
+NO_GAINS = gains_of([], "A")
+
+
 def test_compare_and_wandb_draw_every_block(tmp_path):
     """Of 1,000 steps a figure shows 200 points: the largest logit of each five steps, and every
     fifth RMS."""
@@ -185,15 +190,15 @@ def test_compare_and_wandb_draw_every_block(tmp_path):
         row |= {f"grad_norm_h.{n}": 0.5 for n in range(2)}
     more = "\n[eval]\ninternals = 1\n"
     path = write_run(tmp_path, "small", 0, steps=1000, rows=rows, more=more)
-    plots = {plot.name: plot for plot in plots_of(compare(read_valid_runs([path])[0]))}
+    plots = {plot.name: plot for plot in plots_of([Arm("A", (load_run(path),))], [], NO_GAINS)}
     drawn = {"residual-rms-A", "attention-logit-max-A", "grad-norm-A", "update-ratio-A"}
     assert drawn <= plots.keys()
     largest = plots["attention-logit-max-A"].curves
     assert {line: set(part.y) for line, part in largest.groupby("line")} == {0: {4.0}, 1: {3.0}}
     assert plots["attention-logit-max-A"].title == "Largest attention logit: A, seed 0"
-    sizes = plots["residual-rms-A"]
-    assert sizes.log == "y" and sizes.curves.y.min() == 1.0 and sizes.curves.y.max() == 1001.0
-    assert set(sizes.curves.label) == {"block (paler: earlier blocks)"}
+    sizes = plots["residual-rms-A"].curves
+    assert sizes.y.min() == 1.0 and len(sizes) == 2 * 200
+    assert set(sizes.label) == {"block (paler: earlier ones)"}
     assert series_of("update_ratio_h.1") == "internals/update_ratio_h.1"
     assert series_of("grad_norm_h.1") == "internals/grad_norm_h.1"
     assert series_of("grad_norm") == "optim/grad_norm"

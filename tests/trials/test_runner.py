@@ -1,13 +1,10 @@
-"""Training the runs of a sweep: several at once, stopped and continued, failing, diverging, shared
-between machines."""
+"""Training the runs of a sweep: several at once, stopped and continued, failing, diverging."""
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,6 @@ import pytest
 from efftrain_cli.foundation.errors import (
     EfftrainError,
     OutOfMemoryError,
-    RunLockedError,
     StoppedError,
     UsageError,
 )
@@ -25,20 +21,22 @@ from efftrain_cli.plan import cost
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run import rates
 from efftrain_cli.run.directory import run_path
-from efftrain_cli.run.lock import OWNER, TRIAL, owner_of, this_process
 from efftrain_cli.run.rates import Rate, digest_of_training, remember_rate
 from efftrain_cli.trials import runner
-from efftrain_cli.trials.costs import needs_of
+from efftrain_cli.trials.costs import Costs, costs_of
 from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
 from efftrain_cli.trials.trial import Trial, grid
-from tests.conftest import REPOSITORY
 from tests.fake_runs import val_loss
-from tests.launch import wait_until
 from tests.trials.stubs import Pretrain, Stub, both, plain, quiet, write_trial
 
 
 def make_runner(folder: Path, launch: Pretrain, jobs: int = 1, **more: float) -> TrialRunner:
     return TrialRunner(folder / "state", jobs=jobs, say=quiet, launch=launch, **more)
+
+
+def ends(trainer: TrialRunner, trials: list[Trial]) -> list[str]:
+    """How each run ended."""
+    return [run.status for run in trainer.train(trials)]
 
 
 def cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -50,7 +48,7 @@ def cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 def test_arguments(folder):
     (trial,) = grid(["plain.toml"], (3,), [("optim.lr", ["1e-3"])])
     words = pretrain_arguments(trial, "new", "cpu")
-    assert words[3:] == [
+    assert words[4:] == [
         "pretrain",
         "--device",
         "cpu",
@@ -65,7 +63,7 @@ def test_arguments(folder):
     ]
     again = ["--resume", "plain-lr1e-3-seed3", "--from-start"]
     assert pretrain_arguments(trial, "unfinished", "cpu")[-3:] == again
-    assert pretrain_arguments(trial, "new", "cpu", 2)[3:8] == [
+    assert pretrain_arguments(trial, "new", "cpu", 2)[4:9] == [
         "pretrain",
         "--device",
         "cpu",
@@ -99,7 +97,7 @@ def test_a_stopped_sweep_continues_without_training_anything_twice(folder):
         make_runner(folder, first).train(trials)
     assert first.calls == ["plain-seed0", "warm-seed0", "plain-seed1"]
     second = Pretrain(trials)
-    assert make_runner(folder, second).train(trials) == ["finished"] * 4
+    assert ends(make_runner(folder, second), trials) == ["finished"] * 4
     assert second.calls == ["resume plain-seed1", "warm-seed1"]
     third = Pretrain(trials)
     make_runner(folder, third).train(trials)
@@ -142,7 +140,7 @@ def test_as_many_runs_at_once_as_jobs_and_no_more(folder, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     trials = both(0, 1, 2)
     launch = Pretrain(trials, polls=4)
-    assert make_runner(folder, launch, jobs=3).train(trials) == ["finished"] * 6
+    assert ends(make_runner(folder, launch, jobs=3), trials) == ["finished"] * 6
     assert launch.most == 3 and len(launch.calls) == 6
     assert {environment["OMP_NUM_THREADS"] for environment in launch.environments} == {"2"}
 
@@ -192,7 +190,7 @@ def test_nohup_is_respected(folder):
     launch.on_launch = lambda name: os.kill(os.getpid(), signal.SIGHUP)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert make_runner(folder, launch).train([trial]) == ["finished"]
+        assert ends(make_runner(folder, launch), [trial]) == ["finished"]
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -200,12 +198,12 @@ def test_nohup_is_respected(folder):
 
 def test_a_run_that_diverges_is_a_result(folder):
     trials = both(0)
-    assert make_runner(folder, Pretrain(trials, {"plain-seed0": 4})).train(trials) == [
+    assert ends(make_runner(folder, Pretrain(trials, {"plain-seed0": 4})), trials) == [
         "diverged",
         "finished",
     ]
     again = Pretrain(trials)
-    assert make_runner(folder, again).train(trials) == ["diverged", "finished"]
+    assert ends(make_runner(folder, again), trials) == ["diverged", "finished"]
     assert again.calls == []
 
 
@@ -245,7 +243,7 @@ def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder):
     assert "repeat = true" in lines and 'text_field = "text"' in lines
     path.write_text("\n".join(line for line in lines if not line.startswith("text_field")))
     launch = Pretrain(trials)
-    assert make_runner(folder, launch).train(trials) == ["finished"] and launch.calls == []
+    assert ends(make_runner(folder, launch), trials) == ["finished"] and launch.calls == []
     path.write_text(
         "\n".join(line for line in lines if not line.startswith("repeat"))
     )  # true here, false by default
@@ -253,15 +251,7 @@ def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder):
         make_runner(folder, launch).train(trials)
 
 
-# --- several machines -----------------------------------------------------------------------------
-
-
-def begun_elsewhere(trial: Trial, host: str = "elsewhere", pid: int = 1, code: int = 75) -> Path:
-    """A run that another process has begun."""
-    write_trial(trial, code)
-    path = run_path(trial.name) / OWNER
-    path.write_text(f'{{"host": "{host}", "pid": {pid}, "began": "5"}}')
-    return path
+# --- other processes -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -269,132 +259,22 @@ def begun_elsewhere(trial: Trial, host: str = "elsewhere", pid: int = 1, code: i
     [(0, ["warm-seed0"]), (75, ["warm-seed0", "resume plain-seed0"])],
     ids=["finished", "given back unfinished"],
 )
-def test_a_run_of_another_host_is_not_trained_here(folder, code, calls):
+def test_a_run_of_another_process_is_waited_for(folder, code, calls):
+    """A baseline that a second race trains: its lock is held, then released."""
     trials = both(0)
-    owner = begun_elsewhere(trials[0])
+    write_trial(trials[0], 75)
+    lock = (run_path("plain-seed0") / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     launch = Pretrain(trials)
 
-    def elsewhere(name: str) -> None:  # while ours trains, the other host ends its run
+    def elsewhere(name: str) -> None:
         if name == "warm-seed0":
             write_trial(trials[0], code)
-            owner.unlink()
+            lock.close()
 
     launch.on_launch = elsewhere
-    assert make_runner(folder, launch).train(trials) == ["finished", "finished"]
+    assert ends(make_runner(folder, launch), trials) == ["finished", "finished"]
     assert launch.calls == calls
-
-
-def test_a_silent_host_is_named_and_never_robbed(folder):
-    trials = both(0)
-    owner = begun_elsewhere(trials[0])
-    with pytest.raises(
-        RunLockedError, match=r"(?s)process 1 on elsewhere.*silent.*--take-over elsewhere"
-    ):
-        make_runner(folder, Pretrain(trials), silent=0.01).train(trials)
-    assert owner.exists()
-    assert runner.free_runs(trials, "another") == [] and owner.exists()
-    assert runner.free_runs(trials, "elsewhere") == ["plain-seed0"]
-    assert make_runner(folder, Pretrain(trials)).train(trials) == ["finished", "finished"]
-
-
-def test_silence_is_counted_on_our_own_clock(folder, monkeypatch):
-    now = [1000.0]
-    (trial,) = plain(0)
-    owner = begun_elsewhere(trial)
-    working = make_runner(folder, Pretrain([trial]))
-    monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
-    rows = run_path(trial.name) / "metrics.jsonl"
-    for path in (owner, rows):
-        os.utime(path, (1, 1))  # the other machine's clock is decades behind
-    assert working._silent_for(trial.name) == 0
-    now[0] += 70
-    assert working._silent_for(trial.name) == 70
-    os.utime(rows, (2, 2))
-    assert working._silent_for(trial.name) == 0
-
-
-def test_a_dead_process_of_this_host_is_followed_and_a_living_one_waited_for(folder):
-    host = os.uname().nodename
-    (trial,) = plain(0)
-    begun_elsewhere(trial, host, 2**22 - 1)  # no such process
-    assert not runner.is_owned(trial, "unfinished")
-    begun_elsewhere(trial, host, os.getppid())  # a living process that began at another time
-    assert not runner.is_owned(trial, "unfinished")
-    begun_elsewhere(trial, "elsewhere", 2**22 - 1)
-    assert runner.is_owned(trial, "unfinished")
-    (run_path(trial.name) / OWNER).write_text(this_process().model_dump_json())
-    assert runner.is_owned(trial, "unfinished")
-
-
-@pytest.mark.parametrize(
-    "left", ["", "[]", "[" * 20_000, '{"host": "HERE", "pid": 1%s}' % ("0" * 30)]
-)
-def test_what_a_power_failure_leaves_in_its_place_is_no_owner(folder, left):
-    (trial,) = plain(0)
-    path = begun_elsewhere(trial)
-    path.write_text(left.replace("HERE", os.uname().nodename))
-    assert not runner.is_owned(trial, "unfinished")
-    assert make_runner(folder, Pretrain([trial])).train([trial]) == ["finished"]
-
-
-def test_a_run_that_another_process_took_first_is_waited_for(folder):
-    (trial,) = plain(0)
-    launch = Pretrain([trial], {"plain-seed0": RunLockedError.exit_code})
-
-    def first(name: str) -> None:  # another host takes the run while our process starts
-        if len(launch.calls) == 1:
-            begun_elsewhere(trial)
-
-    launch.on_launch = first
-    with pytest.raises(RunLockedError, match="silent"):
-        make_runner(folder, launch, silent=0.01).train([trial])
-    assert launch.calls == ["plain-seed0"]
-
-
-@pytest.mark.slow
-def test_two_hosts_train_one_sweep_together(folder, efftrain):
-    """A run that a process with another host's name was killed in is left alone until --take-over
-    names it."""
-    unshare = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "--uts",
-        "sh",
-        "-c",
-        'hostname other && exec "$@"',
-        "sh",
-    ]
-    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no namespaces here")
-    command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--recipe", "plain.toml"]
-    environment = {**os.environ, TRIAL: "1", "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen(
-        [*unshare, *command, "--seed", "0", "--set", "train.tokens=1_000_000"],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    run = folder / "runs" / "plain-seed0"
-    wait_until(lambda: len(list((run / "checkpoints").glob("step-*"))) > 0, process)
-    process.kill()
-    process.wait()
-    owner = owner_of(run)
-    assert owner is not None and owner.host == "other" and owner.is_elsewhere
-    again = ["pretrain", "--resume", "plain-seed0", "--steps", "20"]
-    refused = subprocess.run(
-        [sys.executable, "-m", "efftrain_cli", *again],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert refused.returncode == 7 and "--take-over other" in refused.stderr
-    # A requeue on another node goes by the lock alone.
-    steps = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
-    again[-1] = str(steps + 20)
-    efftrain(*again)
-    assert owner_of(run) is None
 
 
 # --- resources ------------------------------------------------------------------------------------
@@ -432,9 +312,10 @@ def test_disk_of_a_run_is_that_of_its_checkpoints(folder):
     # each
     parameters = 320 * 32 + 32 * 32 + 12 * 32 * 32 + 13 * 32 + 2 * 32
     assert cost.disk_bytes(recipe) == 2 * 12 * parameters + 11 * cost.ROW
-    (trial,) = plain(0)
-    assert needs_of(trial, "new")["disk_bytes"] == 3 * 12 * parameters + 11 * cost.ROW
-    assert needs_of(trial, "finished")["disk_bytes"] == 0, "it has what it needs"
+    trials = plain(0)
+    assert costs_of(trials).disk == 3 * 12 * parameters + 11 * cost.ROW
+    write_trial(trials[0])
+    assert costs_of(trials) == Costs(0, 0, 0.0, 0), "it has what it needs"
 
 
 def rate(**values: Any) -> None:

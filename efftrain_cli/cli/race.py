@@ -1,0 +1,230 @@
+"""`efftrain race`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import override_keys, recipe_names
+from efftrain_cli.cli.judged import Details, FailIf, Margin
+from efftrain_cli.cli.options import (
+    CompareFormat,
+    Device,
+    Devices,
+    Jobs,
+    Output,
+    Plot,
+    Quiet,
+)
+from efftrain_cli.foundation.errors import UsageError
+
+if TYPE_CHECKING:
+    from efftrain_cli.study.plans import Grid, Plan
+    from efftrain_cli.trials.trial import Runner
+
+LONG = 12 * 3600.0
+"""Seconds of training above which a race asks first."""
+LARGE = 20e9
+"""Bytes of disk above which a race asks first."""
+
+
+@app.command(
+    rich_help_panel="Compare",
+    examples=(
+        "efftrain race quickstart quickstart-slw",
+        "efftrain race small small-slw --tune optim.lr=1e-3,2e-3,4e-3",
+        "efftrain race adam muon --command 'python train.py {seed} {arm}'",
+    ),
+)
+def race(
+    arms: Annotated[
+        list[str],
+        Argument(
+            help="Recipes, the baseline first; with --command, names of the arms.",
+            metavar="ARM",
+            autocompletion=recipe_names,
+        ),
+    ],
+    pairs: Annotated[
+        str, Option(help="Numbers of pairs at which to look, one after the other.")
+    ] = "3,5,8",
+    tune: Annotated[
+        list[str] | None,
+        Option(
+            metavar="KEY=V,V",
+            help="Tune every arm first, on three seeds of its own. Repeatable.",
+            autocompletion=override_keys,
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override for all arms. Repeatable.",
+            autocompletion=override_keys,
+        ),
+    ] = None,
+    margin: Margin = 0.0,
+    command: Annotated[
+        str | None,
+        Option(help="Program that trains an arm, with {seed} and {arm}; the seed is SEED too."),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        Option(help="With --command: regular expression; the last match is the final loss."),
+    ] = None,
+    maximize: Annotated[
+        bool, Option("--maximize", help="With --command: larger is better.")
+    ] = False,
+    failed_exit: Annotated[
+        int | None, Option(help="With --command: exit code that means diverged.", min=1)
+    ] = None,
+    device: Device = "auto",
+    devices: Devices = 1,
+    jobs: Jobs = 1,
+    plan: Annotated[
+        bool, Option("--plan", help="Print runs, costs and what could be seen; train nothing.")
+    ] = False,
+    yes: Annotated[
+        bool, Option("--yes", "-y", help="Skip the question before a long race.")
+    ] = False,
+    details: Details = False,
+    format_: CompareFormat = "table",
+    output: Output = None,
+    plot: Plot = False,
+    fail_if: FailIf = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train recipes pair by pair until the answer is in: is B better than A?
+
+    The same command continues a race that was stopped. A baseline is trained once for all its
+    races, and race k against it multiplies its p by k.
+    """
+    from efftrain_cli.cli.judged import end_with_verdict, show
+    from efftrain_cli.compare.judge import claim_of
+    from efftrain_cli.foundation.console import print_folded
+    from efftrain_cli.study.conduct import conduct
+    from efftrain_cli.study.race import race_plan
+    from efftrain_cli.study.text import plan_lines, result_lines, tell_look
+    from efftrain_cli.trials.command import METRIC
+
+    if command is None and (metric or maximize or failed_exit):
+        raise UsageError(
+            "--metric, --maximize and --failed-exit belong to --command\n  give --command too"
+        )
+    if command is not None and (set_ or tune):
+        raise UsageError(
+            "--set and --tune change recipes, and --command has none\n"
+            "  write the settings into the command"
+        )
+    planned = race_plan(
+        arms,
+        claim_of(margin),
+        parse_pairs(pairs),
+        tuple(set_ or []),
+        grid=parse_grid(tune or []),
+        command=command or "",
+        metric=metric or METRIC,
+        device=device,
+    )
+    if plan:
+        print_folded("\n".join([*plan_lines(planned), *pairs_lines()]))
+        return
+    begin(planned, yes)
+    runner = runner_of(planned, device, devices, jobs, failed_exit)
+    conducted = conduct(planned, runner, tell_look, maximize=maximize)
+    show(
+        conducted.comparison,
+        format_,
+        output,
+        details=details,
+        plot=plot,
+        after=result_lines(conducted, planned),
+    )
+    end_with_verdict(conducted.comparison, fail_if, margin)
+
+
+def runner_of(
+    plan: Plan,
+    device: str,
+    devices: int,
+    jobs: int,
+    failed_exit: int | None = None,
+) -> Runner:
+    """Return what trains the arms of a plan: their recipes, or a command."""
+    from efftrain_cli.trials.command import CommandRunner
+    from efftrain_cli.trials.runner import TrialRunner
+
+    if plan.command:
+        return CommandRunner(
+            plan.folder / "runs.csv",
+            plan.metric,
+            failed_exit=failed_exit,
+        )
+    study = "race" if plan.is_race else plan.name
+    return TrialRunner(plan.folder, device=device, jobs=jobs, devices=devices, study=study)
+
+
+def parse_pairs(text: str) -> list[int]:
+    """Return numbers of pairs: "3,5,8".
+
+    Raises:
+        UsageError: they are no numbers.
+    """
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise UsageError(f"--pairs {text!r} is no list of numbers\n  write 3,5,8")
+    return [int(part) for part in parts]
+
+
+def parse_grid(texts: list[str]) -> Grid:
+    """Return what --tune gives, as a grid.
+
+    Raises:
+        UsageError: one names no key and values.
+    """
+    from efftrain_cli.recipe.draft import parse_override
+    from efftrain_cli.trials.trial import parse_settings
+
+    grid: Grid = {}
+    for key, values in parse_settings(texts):
+        if len(values) < 2:
+            raise UsageError(f"--tune {key} has one value\n  use --set {key}={values[0]}")
+        grid[key] = tuple(parse_override(f"{key}={value}")[1] for value in values)
+    return grid
+
+
+def begin(plan: Plan, yes: bool) -> None:
+    """Print what a race needs, and ask before a long one.
+
+    Raises:
+        UsageError: it is long, and nobody can be asked.
+    """
+    from efftrain_cli.foundation.console import human_bytes, human_seconds, say
+    from efftrain_cli.study.text import race_line
+    from efftrain_cli.trials.costs import costs_of
+
+    say(race_line(plan))
+    if plan.command:
+        return
+    costs = costs_of(plan.trials(plan.looks[-1]))
+    is_long = (costs.seconds or 0.0) > LONG or costs.disk > LARGE
+    if not is_long or yes:
+        return
+    text = f"this race may take {human_seconds(costs.seconds or 0)}, {human_bytes(costs.disk)}"
+    if not sys.stdin.isatty():
+        raise UsageError(f"{text}: no terminal to ask on\n  give --yes")
+    typer.confirm(f"{text}. Begin?", abort=True)
+
+
+def pairs_lines() -> list[str]:
+    """Return how many pairs a difference needs, for some differences."""
+    from efftrain_cli.study.text import SIZES, pairs_needed
+
+    needed = [f"{size:g} sd: {pairs_needed(size)}" for size in SIZES]
+    return [f"pairs   for a true difference of {', '.join(needed)}"]

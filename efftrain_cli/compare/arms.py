@@ -1,0 +1,257 @@
+"""Arms, runs that differ in their seed alone, and the pairs of runs by which arms are compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+
+import numpy as np
+import pandas as pd
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.recipe.recipe import methods_among
+from efftrain_cli.run.reading import Run
+
+STUCK_AT = 0.2
+"""Share of the tokens at which the baseline's median loss is the level of a stuck run."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """Runs of one recipe and setting, one per seed."""
+
+    label: str
+    runs: tuple[Run, ...]
+    stuck_above: float = math.inf
+    """Final loss above which a run is stuck, nats per token."""
+
+    @property
+    def first(self) -> Run:
+        """The run of the lowest seed: all share its recipe and settings."""
+        return self.runs[0]
+
+    @property
+    def scale(self) -> tuple[str, float, float]:
+        """Recipe, size and budget: settings are chosen among arms that share them."""
+        return self.first.arm, self.first.size, self.first.budget
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Sort key of the best setting: fewest runs without a final loss, then the lowest mean."""
+        losses = pd.Series([run.final_loss for run in self.runs])
+        return int(losses.isna().sum()), losses.mean()
+
+    def has_failed(self, run: Run) -> bool:
+        """Return whether a run diverged or ended stuck."""
+        return run.status == "diverged" or run.final_loss > self.stuck_above
+
+
+def arms_of(
+    runs: Iterable[Run],
+    baseline: str | None = None,
+    every_setting: bool = False,
+) -> list[Arm]:
+    """Group runs into arms, the baseline first.
+
+    Args:
+        baseline: name of an arm or run, or a glob; default: the first recipe without a method.
+        every_setting: take all settings of a recipe instead of its best.
+
+    Raises:
+        UsageError: two runs have one recipe and seed, or `baseline` is not one arm.
+    """
+    arms = group_runs(runs)
+    if not every_setting:
+        arms = best_settings(arms)
+    recipes = [arm.label for arm in arms]
+    arms = [arm if recipes.count(arm.label) == 1 else with_own_name(arm) for arm in arms]
+    base = find_baseline(arms, baseline)
+    level = stuck_level(base)
+    ordered = [base, *(arm for arm in arms if arm is not base)]
+    return [replace(arm, stuck_above=level) for arm in ordered]
+
+
+def with_own_name(arm: Arm) -> Arm:
+    """Return an arm labelled by its first run, without the seed: runs are named by settings."""
+    label = arm.first.name.removesuffix(f"-seed{arm.first.seed}")
+    return replace(arm, label=label)
+
+
+def group_runs(runs: Iterable[Run]) -> list[Arm]:
+    """Return an arm for each recipe and setting.
+
+    Raises:
+        UsageError: two runs have one recipe, setting and seed.
+    """
+    groups: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        identity = json.dumps([run.arm, run.settings], sort_keys=True, default=str)
+        by_seed = groups.setdefault(identity, {})
+        other = by_seed.setdefault(run.seed, run)
+        if other is not run:
+            raise UsageError(
+                f"{other.name} and {run.name} have the same recipe and seed:"
+                " not independent samples\n  name one of them"
+            )
+    arms = []
+    for by_seed in groups.values():
+        ordered = [by_seed[seed] for seed in sorted(by_seed)]
+        arms.append(Arm(ordered[0].arm, tuple(ordered)))
+    return arms
+
+
+def differing_keys(arms: Sequence[Arm]) -> list[str]:
+    """Return the keys of settings that differ between arms."""
+    settings = pd.DataFrame([arm.first.settings for arm in arms])
+    distinct = settings.astype(str).nunique(dropna=False)
+    return list(distinct.index[distinct > 1])
+
+
+def best_at_scales(arms: Sequence[Arm]) -> list[Arm]:
+    """Return the best setting of each recipe, size and budget."""
+    best: dict[tuple[str, float, float], Arm] = {}
+    for arm in sorted(arms, key=lambda arm: arm.rank):
+        best.setdefault(arm.scale, arm)
+    return list(best.values())
+
+
+def best_settings(arms: Sequence[Arm]) -> list[Arm]:
+    """Return each recipe at its best setting, at the largest scale that all recipes have.
+
+    If all arms are settings of one recipe, return them all: they are what is compared.
+    """
+    recipes: dict[str, dict[tuple[float, float], Arm]] = {}
+    for arm in best_at_scales(arms):
+        recipe, size, budget = arm.scale
+        recipes.setdefault(recipe, {})[size, budget] = arm
+    if len(recipes) == 1:
+        return list(arms)
+    shared = set.intersection(*map(set, recipes.values()))
+    best = []
+    for scales in recipes.values():
+        largest = max(shared or scales)
+        best.append(scales[largest])
+    return [arm for arm in arms if arm in best]
+
+
+def find_baseline(arms: Sequence[Arm], name: str | None) -> Arm:
+    """Return the arm that `name` means; without one, the first arm without a method.
+
+    Raises:
+        UsageError: the name means no arm, or several.
+    """
+    if name is None:
+        plain = [arm for arm in arms if not has_method(arm)]
+        return (plain or arms)[0]
+    matches = []
+    for arm in arms:
+        names = [
+            arm.label,
+            arm.first.arm,
+            *(run.name for run in arm.runs),
+        ]
+        if any(fnmatch(each, name) for each in names):
+            matches.append(arm)
+    if len(matches) != 1:
+        labels = ", ".join(arm.label for arm in arms)
+        raise UsageError(f"--baseline {name!r} means {len(matches)} arms\n  choose of {labels}")
+    return matches[0]
+
+
+def has_method(arm: Arm) -> bool:
+    """Return whether the arm's recipe has a method's section."""
+    sections = {key.partition(".")[0]: True for key in arm.first.settings}
+    return bool(methods_among(sections))
+
+
+def stuck_level(base: Arm) -> float:
+    """Return the baseline's median loss at STUCK_AT of the tokens; infinite if unknown."""
+    losses = []
+    for run in base.runs:
+        share = run.curve.tokens / run.spent("tokens")
+        if run.status == "finished" and share.min() < STUCK_AT:
+            losses.append(np.interp(STUCK_AT, share, run.curve.val_loss))
+    return float(np.median(losses)) if losses else math.inf
+
+
+# --- pairs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The runs of a baseline and an arm that are compared."""
+
+    arm: str
+    kept: tuple[list[Run], list[Run]]
+    """Finished runs of both sides without the failed, the stuck and their partners."""
+    failed: tuple[int, int]
+    """Numbers of runs that diverged or ended stuck."""
+    total: tuple[int, int]
+    pending: list[str]
+    """Names of runs that may still finish."""
+    unshared: list[str]
+    """Names of runs that are left out because the other side lacks their seed."""
+    is_paired: bool
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that are kept on both sides."""
+        base, arm = self.kept
+        return base + arm
+
+    @property
+    def fewest(self) -> int:
+        """Number of runs that are kept on the smaller side."""
+        return min(map(len, self.kept))
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Shares of runs that diverged or ended stuck."""
+        base, arm = np.divide(self.failed, self.total)
+        return base, arm
+
+    @property
+    def remarks(self) -> str:
+        """What decides beside the values: failed and stuck runs, and missing partners."""
+        remarks = []
+        if any(self.failed):
+            base, arm = map("{} of {}".format, self.failed, self.total)
+            remarks.append(f"failed or stuck: {arm}, baseline {base}")
+        if not self.is_paired:
+            remarks.append("no shared seed: Welch's test of all runs")
+        return "; ".join(remarks)
+
+
+def pair_up(base: Arm, arm: Arm) -> Pairs:
+    """Pair the runs of two arms by seed; if they share no seed, compare them all unpaired."""
+    shared = {run.seed for run in base.runs} & {run.seed for run in arm.runs}
+    sides = []
+    failed = []
+    pending: list[str] = []
+    unshared: list[str] = []
+    left_out: set[int] = set()
+    for each in (base, arm):
+        runs = [run for run in each.runs if run.seed in shared or not shared]
+        unshared += [run.name for run in each.runs if run not in runs]
+        lost = [run for run in runs if each.has_failed(run)]
+        waiting = [run for run in runs if run.is_pending]
+        left_out |= {run.seed for run in (*lost, *waiting)}
+        pending += [run.name for run in waiting]
+        failed.append(len(lost))
+        sides.append(runs)
+
+    kept = []
+    for runs in sides:
+        kept.append([run for run in runs if run.seed not in left_out])
+    return Pairs(
+        arm=arm.label,
+        kept=(kept[0], kept[1]),
+        failed=(failed[0], failed[1]),
+        total=(len(sides[0]), len(sides[1])),
+        pending=pending,
+        unshared=unshared,
+        is_paired=bool(shared),
+    )

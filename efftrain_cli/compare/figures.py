@@ -1,0 +1,164 @@
+"""Figures of a comparison: curves against each cost, the differences, and the ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from efftrain_cli.compare.arms import Arm
+from efftrain_cli.compare.judge import Result
+from efftrain_cli.compare.picture import Plot, curve
+from efftrain_cli.foundation.console import counted
+from efftrain_cli.run.columns import Column
+from efftrain_cli.run.reading import DRAWN
+
+AXES = {
+    "tokens": "tokens",
+    "flops": "FLOPs",
+    "seconds": "training seconds, by these machines' clocks",
+}
+"""Cost of a curve -> label of its axis."""
+POINTS = 200
+
+
+def plots_of(
+    arms: Sequence[Arm],
+    rows: Sequence[Result],
+    gains: pd.DataFrame,
+) -> list[Plot]:
+    """Return the figures: loss against tokens, FLOPs and seconds, differences, and gains."""
+    plots = [curves_plot(arms, axis) for axis in AXES]
+    plots += [differences_plot(rows), gains_plot(gains)]
+    for column in DRAWN:
+        if column.by:
+            plots += [family_plot(arm, column) for arm in arms]
+        else:
+            plots.append(column_plot(arms, column))
+    return [plot for plot in plots if not plot.curves.empty]
+
+
+def curves_plot(arms: Sequence[Arm], axis: str) -> Plot:
+    """Return the mean validation loss of each arm, and the range of its seeds, against a cost."""
+    points = [curve(0, "", [], [])]
+    starts = []
+    for number, arm in enumerate(arms):
+        curves = [run.curve for run in arm.runs if len(run.curve) > 1]
+        curves = [each for each in curves if each[axis].notna().all()]
+        if not curves:
+            continue
+        end = min(each[axis].iloc[-1] for each in curves)
+        costs = np.linspace(0, end, POINTS)
+        losses = np.array([np.interp(costs, each[axis], each.val_loss) for each in curves])
+        label = f"{arm.label} ({counted(len(curves), 'seed')})"
+        starts.append(end / 10)
+        points.append(
+            curve(
+                number,
+                label,
+                costs,
+                losses.mean(0),
+                losses.min(0),
+                losses.max(0),
+            )
+        )
+    return Plot(
+        f"loss-{axis}",
+        f"Validation loss against {axis}: mean and range of seeds",
+        pd.concat(points[1:] or points, ignore_index=True),
+        AXES[axis],
+        "validation loss (nats/token)",
+        fit_from=min(starts, default=0.0),
+    )
+
+
+def column_plot(arms: Sequence[Arm], column: Column) -> Plot:
+    """Return a column of metrics.jsonl over training, a line per run."""
+    points = [curve(0, "", [], [])]
+    for number, arm in enumerate(arms):
+        for line, run in enumerate(arm.runs):
+            series = run.series.get(column.name)
+            if series is not None:
+                values = series.tokens.to_numpy(), series.value.to_numpy()
+                points.append(curve(number, arm.label, *values, line=line))
+    return Plot(
+        column.name.replace("_", "-"),
+        column.title,
+        pd.concat(points[1:] or points, ignore_index=True),
+        "tokens",
+        column.unit,
+    )
+
+
+def family_plot(arm: Arm, column: Column) -> Plot:
+    """Return the columns of a family over an arm's first run, a line per part of the model."""
+    points = [curve(0, "", [], [])]
+    parts = [name for name in arm.first.series if name.startswith(column.name)]
+    for line, name in enumerate(parts):
+        series = arm.first.series[name]
+        values = series.tokens.to_numpy(), series.value.to_numpy()
+        points.append(curve(0, f"{column.by} (paler: earlier ones)", *values, line=line))
+    name = column.name.rstrip("_").replace("_", "-")
+    return Plot(
+        f"{name}-{arm.label}",
+        f"{column.title}: {arm.label}, seed {arm.first.seed}",
+        pd.concat(points[1:] or points, ignore_index=True),
+        "tokens",
+        column.unit,
+        fades=True,
+    )
+
+
+def differences_plot(rows: Sequence[Result]) -> Plot:
+    """Return each arm's difference of final losses with its interval."""
+    points = [curve(0, "", [], [])]
+    ticks = {}
+    shown = [row for row in rows if row.measure == "final_loss" and not np.isnan(row.estimate)]
+    for number, row in enumerate(shown):
+        ticks[float(number)] = row.arm
+        points.append(
+            curve(
+                number,
+                row.arm,
+                [number, number],
+                [row.low, row.high],
+            )
+        )
+    return Plot(
+        "differences",
+        "Final loss less the baseline's: intervals over seeds",
+        pd.concat(points[1:] or points, ignore_index=True),
+        "arm",
+        "difference of final losses (nats/token)",
+        levels=(0.0,),
+        include=(0.0,),
+        ticks=ticks,
+    )
+
+
+def gains_plot(gains: pd.DataFrame) -> Plot:
+    """Return the compute-equivalent gain of each arm over the budgets."""
+    points = [curve(0, "", [], [])]
+    each_budget = gains[gains.budget.notna() & gains.gain.notna()]
+    ladders = each_budget.groupby(["arm", "size"])
+    for number, ((arm, _), rungs) in enumerate(ladders):
+        points.append(
+            curve(
+                number,
+                str(arm),
+                rungs.budget.to_numpy(),
+                rungs.gain.to_numpy(),
+                rungs.low.to_numpy(),
+                rungs.high.to_numpy(),
+            )
+        )
+    return Plot(
+        "gains",
+        "Compute-equivalent gain",
+        pd.concat(points[1:] or points, ignore_index=True),
+        "budget (tokens)",
+        "compute of the baseline / of the arm, at equal loss",
+        log="x",
+        levels=(1.0,),
+    )

@@ -1,0 +1,106 @@
+"""Grids of settings: the loss at each, the best of each recipe, and whether it is at an edge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from efftrain_cli.compare.arms import Arm
+from efftrain_cli.foundation.console import counted, table_lines
+
+NOTE = "*: best, compared; !: at the edge of the grid"
+
+
+def grid_frame(groups: Sequence[Arm], keys: Sequence[str]) -> pd.DataFrame:
+    """Return a row per recipe and setting, in the order of the values.
+
+    Columns: `arm`, each of `keys`, `loss` (mean over seeds, NaN if a run has none), `seeds`, `best`
+    and `edge` (the keys whose best value is the least or the most that was tried).
+
+    Args:
+        groups: arms of all settings.
+        keys: what was varied, dotted.
+    """
+    ranked = sorted(groups, key=lambda group: group.rank)
+    best: dict[str, Arm] = {}
+    for group in ranked:
+        best.setdefault(group.first.arm, group)
+    rows = []
+    for group in groups:
+        values = {key: group.first.settings.get(key) for key in keys}
+        losses = pd.Series([run.final_loss for run in group.runs])
+        is_best = best[group.first.arm] is group
+        others = [each for each in groups if each.first.arm == group.first.arm]
+        row = {
+            "arm": group.first.arm,
+            **values,
+            "loss": losses.mean(skipna=False),
+            "seeds": len(losses),
+            "best": is_best,
+            "edge": edges_of(group, others, keys) if is_best else [],
+        }
+        rows.append(row)
+    return pd.DataFrame(rows).sort_values(list(keys), kind="stable")
+
+
+def edges_of(
+    best: Arm,
+    groups: Sequence[Arm],
+    keys: Sequence[str],
+) -> list[str]:
+    """Return the keys whose best value is the least or the most of the recipe's groups."""
+    edges = []
+    for key in keys:
+        values = numbers_of(groups, key)
+        value = best.first.settings.get(key)
+        if len(values) > 1 and value in (values[0], values[-1]):
+            edges.append(key)
+    return edges
+
+
+def numbers_of(groups: Sequence[Arm], key: str) -> list[float]:
+    """Return the numbers that a key has, in order."""
+    values: set[float] = set()
+    for group in groups:
+        value = group.first.settings.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            values.add(value)
+    return sorted(values)
+
+
+def wider(groups: Sequence[Arm], key: str, at: Any) -> float:
+    """Return the next value beyond an edge, as far away as the last step of the grid."""
+    values = numbers_of(groups, key)
+    if at == values[0]:
+        return float(at * values[0] / values[1])
+    return float(at * values[-1] / values[-2])
+
+
+def grid_lines(frame: pd.DataFrame, keys: Sequence[str], title: str = "") -> list[str]:
+    """Return the losses as a table: values x recipes of one key, a line per setting of several.
+
+    Args:
+        title: what the grid was for, first in the head.
+    """
+    seeds = counted(int(frame.seeds.max()), "seed")
+    cells = []
+    for _, row in frame.iterrows():
+        mark = "*" * row.best + "!" * bool(row.edge)
+        cells.append(f"{row.loss:.4f}{mark}" if row.loss == row.loss else f"failed{mark}")
+    frame = frame.assign(cell=cells)
+    mean = f"nats/token, mean of {seeds}"
+    if len(keys) > 1:
+        texts = frame[["arm", *keys, "cell"]].astype(str)
+        rows = [tuple(row) for row in texts.to_numpy()]
+        return ["", *table_lines((title or "arm", *keys, mean), rows), NOTE]
+    (key,) = keys
+    values = list(dict.fromkeys(frame[key]))
+    rows = []
+    for arm, group in frame.groupby("arm", sort=False):
+        by_value = dict(zip(group[key], group.cell, strict=True))
+        rows.append((f"  {arm}", *(by_value.get(value, "") for value in values)))
+    head = (f"{title} {key}".strip(), *map(str, values))
+    first, *rest = table_lines(head, rows)
+    return ["", f"{first}    {mean}", *rest, NOTE]

@@ -1,0 +1,250 @@
+"""A training run, as a comparison sees it, and how it is read from its directory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from efftrain_cli.recipe.toml import flatten
+from efftrain_cli.run import small_files
+from efftrain_cli.run.columns import COLUMNS, find_column
+from efftrain_cli.run.metrics import last_row, read_metrics
+from efftrain_cli.run.names import recipe_name
+
+COSTS = {
+    "tokens": "tokens",
+    "flops": "total_flops",
+    "seconds": "train_seconds",
+}
+"""Cost of training -> its column in metrics.jsonl."""
+CURVE = ["step", *COSTS, "val_loss"]
+"""Columns of a curve."""
+EVALUATED = ["step", *COSTS.values(), "val_loss"]
+"""The same columns in metrics.jsonl."""
+DRAWN = [column for column in COLUMNS if column.title]
+"""Columns of metrics.jsonl, and families of them, that have a figure."""
+READ = [*EVALUATED, "loss", "nonfinite", "lr", "mfu", "seconds"]
+"""Columns of metrics.jsonl that every run is read with."""
+POINTS = 200
+"""Most points of a figure's line."""
+JUMP = 1.2
+"""An evaluation above this multiple of the lowest loss before it is a jump."""
+OPENING = 3
+"""Training losses, from the first, that no two seeds share by chance."""
+ENDED = ("finished", "diverged")
+"""States of a run that is not trained any more: a run that diverges is a result."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A training run: its curve, how it ended, and what could explain both."""
+
+    name: str
+    arm: str
+    """Name of its recipe, or the label that a study or a table gives it."""
+    seed: int
+    status: str
+    """finished, diverged, running, stopped, crashed or not started."""
+    curve: pd.DataFrame
+    """A row per evaluation with the columns CURVE; NaN for a cost that is unknown."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Resolved recipe by dotted key, without the seed."""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    """Origin by dotted key: device, versions, hashes of text and tokenizer."""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers by title: updates, peak rate, throughput, zero-shot scores."""
+    series: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    """Column of metrics.jsonl that has a figure -> `tokens` and `value`, at most POINTS rows."""
+    opening: tuple[float, ...] = ()
+    """The first training losses, by which a copy under another seed is found."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the run may still finish."""
+        return self.status not in ENDED
+
+    @property
+    def final_loss(self) -> float:
+        """Validation loss at the end, nats per token; NaN unless the run finished."""
+        if self.status != "finished":
+            return math.nan
+        return self.spent("val_loss")
+
+    @property
+    def started(self) -> str:
+        """When the run began, ISO 8601; "~" if unknown."""
+        return str(self.conditions.get("started", "~"))
+
+    @property
+    def budget(self) -> float:
+        """Tokens to train; 0 if unknown."""
+        return float(self.settings.get("train.tokens", 0))
+
+    @property
+    def size(self) -> float:
+        """Parameters of blocks and head; 0 if unknown.
+
+        They are counted by shape and without the table of embeddings, so that arms with and without
+        norms have the same size.
+        """
+        width = self.settings.get("model.n_embd", 0)
+        blocks = 12 * self.settings.get("model.n_layer", 0) * width**2
+        head = width * self.conditions.get("data.vocab_size", 0)
+        return float(self.settings.get("size", blocks + head))
+
+    def spent(self, column: str) -> float:
+        """Return the last value of a column of the curve; NaN without an evaluation."""
+        if self.curve.empty:
+            return math.nan
+        return float(self.curve[column].iloc[-1])
+
+
+def load_run(path: Path) -> Run:
+    """Read a run directory.
+
+    Raises:
+        DataError: a file is missing, damaged or of another format.
+    """
+    files = small_files.read_run(path)
+    drawn = [name for name in last_row(path) if find_column(name) in DRAWN]
+    metrics = read_metrics(path, list(dict.fromkeys([*READ, *drawn])))
+    rows = metrics.frame
+    curve = rows[rows.val_loss.notna()][EVALUATED].fillna(0.0)
+    curve.columns = CURVE
+    status = status_of(files, rows.iloc[-1].to_dict() if len(rows) else {})
+    origin = flatten(files.origin)
+    parent = origin.get("grown_from.run") or origin.get("imported.directory")
+    notes = {
+        f"{status} at step {max(rows.step, default=0)}": status != "finished",
+        f"began with the weights of {parent}: seeds differ less": parent is not None,
+        f"{len(metrics.corrupt)} damaged lines left out": len(metrics.corrupt) > 0,
+    }
+    # The first rows of a grown run are its parent's, whatever its seed.
+    grown_at = grown_step(origin)
+    own = rows.step > grown_at
+    opening = rows.loss[own & rows.loss.notna()][:OPENING]
+    return Run(
+        name=files.name,
+        arm=recipe_name(files.origin, files.name),
+        seed=int(files.recipe.get("seed", -1)),
+        status=status,
+        curve=curve,
+        settings=computed_values(files.recipe),
+        conditions=origin,
+        facts=facts_of(rows[own], curve[curve.step > grown_at], origin),
+        series={name: thin(rows, name) for name in drawn if rows[name].notna().any()},
+        opening=tuple(opening),
+        notes=(*(note for note, holds in notes.items() if holds), *resume_notes(files.events)),
+    )
+
+
+def thin(rows: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return `tokens` and `value` of a column, of each stretch of rows one.
+
+    If a spike must stay visible, it is the largest value, else the first.
+    """
+    known = rows[rows[name].notna()][["tokens", name]].set_axis(["tokens", "value"], axis=1)
+    stretch = np.arange(len(known)) * POINTS // max(len(known), POINTS)
+    groups = known.groupby(stretch)
+    thinned = groups.first()
+    column = find_column(name)
+    if column is not None and column.is_extreme:
+        thinned["value"] = groups.value.max()
+    return thinned
+
+
+def resume_notes(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return notes about the resumes of a run, and what had changed at one."""
+    resumes = [event for event in events if event.get("event") == "resume"]
+    notes = [f"resumed {len(resumes)}x"] if resumes else []
+    for event in resumes:
+        changed = event.get("changed")
+        if isinstance(changed, list) and changed:
+            notes.append(f"continued with {', '.join(map(str, changed))}")
+    if any(event.get("event") == "override" for event in events):
+        notes.append("continued although what decides it had changed")
+    return notes
+
+
+def computed_values(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a recipe that decide what it computes, by dotted key, but the seed."""
+    values = {}
+    for key, value in flatten(recipe).items():
+        if key != "seed" and not key.startswith(small_files.NOT_COMPUTED):
+            values[key] = value
+    return values
+
+
+def grown_step(origin: Mapping[str, Any]) -> int:
+    """Return the step up to which a grown run's rows are its parent's; -1 if it was not grown."""
+    checkpoint = str(origin.get("grown_from.checkpoint"))
+    digits = checkpoint.removeprefix("step-")
+    return int(digits) if digits.isdigit() else -1
+
+
+def status_of(files: small_files.SmallFiles, last: Mapping[str, Any]) -> str:
+    """Return how a run ended, by its last row and its events.
+
+    It finished if its budget is used up and its last step has a finite validation loss. It crashed
+    if no process holds its lock and no event says how it ended.
+
+    Args:
+        last: columns of the last row; empty if no step was logged.
+    """
+    if files.locked:
+        return "running"
+    if not last:
+        return "not started"
+    end = "crashed"
+    for event in files.events:
+        match event.get("event"):
+            case "start" | "resume":
+                end = "crashed"
+            case "end":
+                end = str(event.get("status"))
+            case "diverged" | "signal" as kind:
+                end = kind
+    if end == "diverged" or (last.get("nonfinite") or 0) > 0:
+        return "diverged"
+    budget = files.recipe.get("train", {}).get("tokens", math.inf)
+    loss = last.get("val_loss")
+    is_evaluated = loss is not None and math.isfinite(loss)
+    if last["tokens"] >= budget and is_evaluated:
+        return "finished"
+    return "crashed" if end == "crashed" else "stopped"
+
+
+def facts_of(
+    rows: pd.DataFrame,
+    curve: pd.DataFrame,
+    origin: Mapping[str, Any],
+) -> dict[str, float]:
+    """Return the further numbers of a run; none before its first evaluation."""
+    if curve.empty:
+        return {}
+    last = rows.iloc[-1]
+    loss = curve.val_loss.iloc[-1]
+    bytes_per_token = origin.get("data.valid_bytes_per_token") or math.nan
+    peak = rows.lr.max()
+    at_peak = rows.tokens[rows.lr >= peak * (1 - 1e-9)]
+    lowest_before = curve.val_loss.cummin().shift()
+    return {
+        "perplexity": math.exp(min(loss, 700.0)),
+        "bits per byte": loss / math.log(2) / bytes_per_token,
+        "best loss": curve.val_loss.min(),
+        "validation jumps": (curve.val_loss > JUMP * lowest_before).sum(),
+        "updates": last.step,
+        "tokens": last.tokens,
+        "FLOPs": last.total_flops,
+        "training seconds": last.train_seconds,
+        "warmup tokens": at_peak.min(),
+        "peak rate": peak,
+        "MFU": (rows.mfu * rows.seconds).sum(min_count=1) / rows.seconds.sum(),
+    }

@@ -1,0 +1,170 @@
+"""Conducting a plan: register it, tune, train, look, until every claim is closed.
+
+A look is written once. A claim that it closed is never judged again, and trains no further seeds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from efftrain_cli.compare.comparison import Comparison, compare
+from efftrain_cli.compare.inference import shares
+from efftrain_cli.compare.judge import Result
+from efftrain_cli.foundation.console import counted, listed
+from efftrain_cli.foundation.files import make_folder
+from efftrain_cli.run.lock import take_lock
+from efftrain_cli.run.reading import Run
+from efftrain_cli.study.plans import Plan
+from efftrain_cli.study.race import count_race, write_study_file
+from efftrain_cli.study.registration import read_looks, register, write_look
+from efftrain_cli.study.tuning import Tuned, tune
+from efftrain_cli.trials.trial import Runner
+
+HOPELESS_FROM = 5
+"""Fewest pairs at which a claim may be given up."""
+UNEQUAL = "tuned over another number of settings than the baseline: no p"
+Tell = Callable[[Sequence[Result], int], None]
+"""Called with the claims of each new look, and its number of pairs."""
+
+
+@dataclass(frozen=True)
+class Conducted:
+    """What a study or race came to."""
+
+    comparison: Comparison
+    tuned: Tuned
+
+
+def conduct(
+    plan: Plan,
+    runner: Runner,
+    tell: Tell,
+    *,
+    maximize: bool = False,
+) -> Conducted:
+    """Train what a plan needs, and judge it at every look until all claims are closed.
+
+    Args:
+        maximize: see `measures_of`.
+
+    Raises:
+        RunLockedError: another process conducts it.
+        EfftrainError: as `register` and `Runner.train`.
+    """
+    make_folder(plan.folder)
+    lock = take_lock(plan.folder / "lock")
+    try:
+        return conduct_alone(plan, runner, tell, maximize)
+    finally:
+        lock.close()
+
+
+def conduct_alone(
+    plan: Plan,
+    runner: Runner,
+    tell: Tell,
+    maximize: bool,
+) -> Conducted:
+    """Conduct a plan that no other process conducts."""
+    path = plan.folder / "plan.json"
+    races = count_race(plan) if plan.is_race else 1
+    registered = register(path, plan.values).registered
+    if plan.is_race:
+        write_study_file(plan)
+    tuned = tune(plan, runner)
+    base, *others = plan.arms
+    runs: dict[str, Run] = {}
+    rows: list[Result] = []
+    for number, share in enumerate(shares(plan.looks)):
+        pairs = plan.looks[number]
+        trials = []
+        for seed, arm in itertools.product(plan.seeds[:pairs], [base, *others]):
+            trials.append(tuned.trial(arm, seed))
+        for run in runner.train(trials, counted(pairs, "pair")):
+            runs[run.name] = run
+
+        comparison = compare(
+            runs.values(),
+            baseline=base.name,
+            claims=plan.claims,
+            alpha=plan.alpha,
+            share=share,
+            closed=[row for row in rows if row.closed],
+            races=races,
+            maximize=maximize,
+            varied=plan.varied,
+        )
+        looks = read_looks(path)
+        if number < len(looks):
+            rows = looks[number]
+        else:
+            is_last = number + 1 == len(plan.looks)
+            rows = [close(row, plan, is_last) for row in comparison.verdicts]
+            write_look(path, rows)
+            tell(rows, pairs)
+        is_open = {row.arm for row in rows if not row.closed}
+        others = [arm for arm in others if arm.name in is_open]
+        if not others:
+            break
+    caveats = [*tuned.caveats, *early_runs(plan, runs.values(), registered)]
+    written = {row.key: row for row in rows}
+    rows = [written.get(row.key, row) for row in comparison.rows]
+    caveats += comparison.caveats
+    return Conducted(replace(comparison, rows=rows, caveats=caveats), tuned)
+
+
+def close(
+    row: Result,
+    plan: Plan,
+    is_last: bool,
+) -> Result:
+    """Return a claim as a look leaves it: closed if it is decided, or given up as hopeless."""
+    if row.closed:
+        return row
+    arms = {arm.name: arm for arm in plan.arms}
+    if arms[row.arm].points != plan.arms[0].points:
+        return unjudged(row, UNEQUAL)
+    is_decided = row.verdict not in ("", "undecided")
+    is_hopeless = row.p > plan.give_up and row.n >= HOPELESS_FROM
+    remarks = []
+    if plan.is_race and not plan.command and not plan.tuning_seeds:
+        remarks.append("rates as written")
+    if is_decided and not is_last:
+        remarks.append("stopped early: likely overstated")
+    return replace(
+        row,
+        closed=is_decided or is_hopeless,
+        given_up=is_hopeless and not is_decided,
+        remark="; ".join(remarks),
+    )
+
+
+def unjudged(row: Result, why: str) -> Result:
+    """Return a claim without p and verdict, for a reason."""
+    return replace(
+        row,
+        p=math.nan,
+        p_look=math.nan,
+        p_corrected=math.nan,
+        p_race=math.nan,
+        outcome="",
+        verdict="",
+        why=why,
+    )
+
+
+def early_runs(
+    plan: Plan,
+    runs: Iterable[Run],
+    registered: str,
+) -> list[str]:
+    """Return a caveat about runs that are older than the registration."""
+    early = [run.name for run in runs if run.started < registered]
+    if not early:
+        return []
+    if plan.is_race:
+        return [f"{counted(len(early), 'run')} of an earlier race are used"]
+    return [f"older than the registration: {listed(early)}"]

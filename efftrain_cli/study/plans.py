@@ -1,0 +1,271 @@
+"""Plans: what would count as an answer, fixed before the first run, by a study file or a race."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked
+
+from efftrain_cli.compare.judge import Claim
+from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.foundation.section import SECTION, Text
+from efftrain_cli.recipe.check import Check
+from efftrain_cli.recipe.draft import (
+    find_recipe,
+    read_recipe_file,
+    read_toml_file,
+    report,
+)
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.recipe.toml import flatten
+from efftrain_cli.run.reading import computed_values
+from efftrain_cli.trials.command import METRIC, check_command, check_metric
+from efftrain_cli.trials.trial import Trial, parse_seeds, run_name
+
+Grid = dict[str, tuple[bool | int | float | str, ...]]
+"""Recipe key -> values to try."""
+Settings = tuple[str, ...]
+"""Overrides of a recipe, `key=value`."""
+RATIOS = ("different", "better")
+"""Directions of a cost: a ratio under a decay lies towards 1, so no margin holds for it."""
+
+
+@dataclass(frozen=True)
+class PlannedArm:
+    """A recipe or command that is compared."""
+
+    name: str
+    recipe: str
+    """Name or path of a recipe; of a foreign arm a command."""
+    prefix: str
+    """Beginning of the names of its runs."""
+    settings: Settings = ()
+    grid: Grid = field(default_factory=dict)
+    """What the arm is tuned over."""
+
+    @property
+    def points(self) -> int:
+        """Number of settings that the arm is tuned over; 1 if it is not tuned."""
+        return math.prod(len(values) for values in self.grid.values())
+
+    def trial(
+        self,
+        seed: int,
+        settings: Settings = (),
+        *words: str,
+    ) -> Trial:
+        """Return a run with further settings; `words` are parts of its name."""
+        overrides = (*self.settings, *settings)
+        name = run_name([self.prefix, *words, f"seed{seed}"], overrides)
+        return Trial(self.recipe, overrides, seed, name, arm=self.name)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained, and what counts as an answer."""
+
+    name: str
+    folder: Path
+    """Where registration, looks and logs are."""
+    question: str
+    arms: tuple[PlannedArm, ...]
+    """Arms, the baseline first."""
+    claims: tuple[Claim, ...]
+    seeds: tuple[int, ...]
+    looks: tuple[int, ...]
+    """Numbers of pairs at which the claims are judged."""
+    values: Mapping[str, Any]
+    """What is registered, by dotted key: the file, and its recipes as written."""
+    alpha: float = 0.05
+    give_up: float = 1.0
+    """p-value above which a claim is given up at an early look of five pairs or more."""
+    tuning_seeds: tuple[int, ...] = ()
+    command: str = ""
+    """Command that trains an arm; "" if the arms are recipes."""
+    metric: str = METRIC
+    is_race: bool = False
+
+    @property
+    def varied(self) -> set[str]:
+        """Keys that tuning varies."""
+        return {key for arm in self.arms for key in arm.grid}
+
+    def trials(self, pairs: int) -> list[Trial]:
+        """Return the runs of all arms for so many pairs, without what tuning adds to them."""
+        trials = []
+        for seed in self.seeds[:pairs]:
+            trials += [arm.trial(seed) for arm in self.arms]
+        return trials
+
+
+def read_values(recipe: str, settings: Settings) -> dict[str, Any]:
+    """Return a recipe as it is written, with its bases and overrides, by dotted key.
+
+    Raises:
+        RecipeError: the recipe breaks its rules.
+    """
+    load_recipe(recipe, settings)
+    return computed_values(read_recipe_file(recipe, settings).values)
+
+
+@checked(frozen=True, kw_only=True, config=SECTION)
+class StudyArm:
+    """A recipe that is compared."""
+
+    name: Text
+    recipe: str = ""
+    """Name of a recipe, or its path as seen from the study file; "" with a command."""
+    set: tuple[Text, ...] = ()
+    """Changes of the recipe: ["optim.lr=2e-3"]."""
+    grid: Grid | None = None
+    """Tuning grid of this arm if it is another than [tuning]'s; {} if the arm is not tuned."""
+
+
+@checked(frozen=True, kw_only=True, config=SECTION)
+class Tuning:
+    """Settings that every arm is trained with on seeds of their own; the best is judged."""
+
+    seeds: Text
+    grid: Grid
+
+
+@checked(frozen=True, kw_only=True, config=SECTION)
+class Study:
+    """A study, as its file says."""
+
+    question: str = ""
+    """What the study is for, in one sentence."""
+    baseline: Text
+    """Name of the arm that the others are compared with."""
+    arms: Annotated[tuple[StudyArm, ...], Field(min_length=2)]
+    primary: Annotated[tuple[Claim, ...], Field(min_length=1)]
+    """Claims that are judged; every other measure is estimated."""
+    seeds: Text
+    """Seeds of every arm, in the order of the looks: "10..14", both included."""
+    looks: tuple[int, ...] = ()
+    """Numbers of pairs at which the study is judged; only at all of them unless set."""
+    alpha: float = Field(default=0.05, gt=0, lt=0.5)
+    """Chance of one or more false claims if nothing differs, over all claims and looks."""
+    give_up: float = Field(default=1.0, gt=0, le=1)
+    """p-value above which a claim is given up at an early look of five pairs or more."""
+    tuning: Tuning | None = None
+    set: tuple[Text, ...] = ()
+    """Changes of every arm's recipe, before the arm's own."""
+    command: str = ""
+    """Command that trains an arm, with places for {seed} and {arm}, instead of recipes."""
+    metric: str = METRIC
+    """With a command: regular expression of a printed loss, whose last match counts."""
+
+
+def read_study(path: Path) -> Plan:
+    """Read a study file.
+
+    Raises:
+        RecipeError: it breaks rules; the message lists every breach at once.
+        UsageError: command or metric cannot be used.
+    """
+    draft = read_toml_file(path)
+    check = Check(draft, Study)
+    if not check.problems:
+        for key, rule in breaches(Study(**check.valid)):
+            check.add(key, rule)
+    if check.problems:
+        raise RecipeError(report(path.stem, check.problems, "study"), check.problems)
+    return plan_of(Study(**check.valid), path)
+
+
+def plan_of(study: Study, path: Path) -> Plan:
+    """Return the plan of a study whose file is `path`."""
+    from efftrain_cli.run.directory import run_path
+
+    values = flatten(asdict(study))
+    values.pop("question")
+    if study.command:
+        check_command(study.command, len(study.arms))
+        check_metric(study.metric)
+    arms = []
+    for arm in sorted(study.arms, key=lambda arm: arm.name != study.baseline):
+        settings = (*study.set, *arm.set)
+        recipe = study.command
+        if not study.command:
+            recipe = str(find_recipe(arm.recipe, beside=path))
+            for key, value in read_values(recipe, settings).items():
+                values[f"recipe of {arm.name}: {key}"] = value
+        grid = {}
+        if study.tuning is not None:
+            grid = study.tuning.grid if arm.grid is None else arm.grid
+        arms.append(
+            PlannedArm(
+                arm.name,
+                recipe,
+                f"{path.stem}-{arm.name}",
+                settings,
+                grid,
+            )
+        )
+    seeds = parse_seeds(study.seeds)
+    return Plan(
+        name=path.stem,
+        folder=run_path(f"{path.stem}-study"),
+        question=study.question,
+        arms=tuple(arms),
+        claims=study.primary,
+        seeds=seeds,
+        looks=study.looks or (len(seeds),),
+        values=values,
+        alpha=study.alpha,
+        give_up=study.give_up,
+        tuning_seeds=parse_seeds(study.tuning.seeds) if study.tuning else (),
+        command=study.command,
+        metric=study.metric,
+    )
+
+
+def breaches(study: Study) -> Iterator[tuple[str, str]]:
+    """Yield key and rule of each mistake that concerns several keys."""
+    seeds = {*parse_seeds(study.seeds)}
+    names = [arm.name for arm in study.arms]
+    if study.baseline not in names or len({*names}) < len(names):
+        yield (
+            "baseline",
+            "must be one of the arms, and each arm needs its own name",
+        )
+    for number, arm in enumerate(study.arms):
+        if bool(arm.recipe) == bool(study.command):
+            yield f"arms.{number}.recipe", "is required without a command, and goes with one"
+    if study.command and (study.tuning or study.set):
+        yield "command", "goes with neither tuning nor set: write the settings into it"
+    if len(seeds) < 2:
+        yield "seeds", "must be two or more: one pair supports no claim"
+    if study.looks and [*study.looks] != sorted({*study.looks, len(seeds)}):
+        yield "looks", f"must rise and end at all {len(seeds)} seeds"
+    if study.tuning and seeds & {*parse_seeds(study.tuning.seeds)}:
+        yield (
+            "tuning.seeds",
+            "must be others than the study's, or the tuned arm is flattered",
+        )
+    measures = {claim.measure for claim in study.primary}
+    targets = {claim.target for claim in study.primary if claim.target}
+    if len(measures) < len(study.primary) or len(targets) > 1:
+        yield (
+            "primary",
+            "must name each measure once, and one target at most",
+        )
+    for number, claim in enumerate(study.primary):
+        for name, rule in claim_breaches(claim):
+            yield f"primary.{number}.{name}", rule
+
+
+def claim_breaches(claim: Claim) -> Iterator[tuple[str, str]]:
+    """Yield key and rule of each mistake of a primary."""
+    if claim.measure != "final_loss" and claim.direction not in RATIOS:
+        yield "direction", "of a cost must be different or better: its ratio is a bound"
+    elif claim.direction not in RATIOS and not claim.margin:
+        yield "margin", f"is required for {claim.direction}"
+    if claim.measure.endswith("_to_target") and claim.target is None:
+        yield "target", "is required for a cost to a target"

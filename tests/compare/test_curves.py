@@ -1,0 +1,121 @@
+"""Costs to reach a loss, their blanks and bounds, and the ladder."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from efftrain_cli.compare.arms import group_runs
+from efftrain_cli.compare.comparison import compare
+from efftrain_cli.compare.curves import cost_to_reach, isotonic_fit, log_saving, smooth_end
+from efftrain_cli.compare.ladder import describe_trends, gains_of
+from efftrain_cli.compare.show import bound_text
+from tests.compare.known_runs import row_of
+from tests.compare.runs import make_arm, make_run
+
+FALL = [6.0 - 0.2 * step for step in range(11)]
+"""From 6 to 4 over 1,000 tokens."""
+
+
+def test_a_rise_becomes_one_knot_at_its_mean():
+    costs = np.array([0.0, 1.0, 2.0, 3.0])
+    centres, losses = isotonic_fit(costs, np.array([5.0, 4.0, 4.2, 3.0]))
+    assert list(centres) == [0.0, 1.5, 3.0] and list(losses) == pytest.approx([5.0, 4.1, 3.0])
+
+
+def test_costs_are_read_between_evaluations():
+    run = make_run("a", 0, FALL)
+    assert cost_to_reach(run, "tokens", 5.0) == pytest.approx(500.0)
+    assert cost_to_reach(run, "flops", 5.1) == pytest.approx(2700.0)
+    assert math.isnan(cost_to_reach(run, "tokens", 3.9)), "never reached"
+
+
+def test_the_end_is_a_line_through_the_last_fifth():
+    """Of 15 evaluations the last three: 4.0, 4.4, 4.2 lie about a line that ends at 4.3."""
+    run = make_run("a", 0, [6.0] * 12 + [4.0, 4.4, 4.2])
+    assert smooth_end(run) == pytest.approx(4.3)
+    assert smooth_end(make_run("a", 0, FALL)) == pytest.approx(4.0), "ten: the last loss"
+
+
+def test_a_saving_is_the_ratio_of_costs_to_the_worse_end():
+    """The arm comes to the baseline's 4.0 after 500 of its tokens, or the other way round."""
+    slow = make_run("base", 0, FALL)
+    fast = make_run("arm", 0, [6.0 - 0.4 * step for step in range(11)])
+    assert log_saving(slow, fast, "tokens") == pytest.approx(math.log(2))
+    assert log_saving(fast, slow, "tokens") == pytest.approx(-math.log(2))
+    assert math.isnan(log_saving(slow, make_run("arm", 0, FALL[:5]), "tokens"))
+
+
+def pairs(**of_arm):
+    runs = []
+    for seed in range(3):
+        runs.append(make_run("base", seed, FALL))
+        fall = [6.0 - (0.25 + seed / 100) * step for step in range(11)]
+        runs.append(make_run("arm", seed, fall, **of_arm))
+    return row_of(compare(runs, baseline="base"), "tokens_to_match", "arm")
+
+
+def test_a_ratio_under_a_decay_is_shown_as_a_bound():
+    """Ratios 1.25, 1.3 and 1.35."""
+    row = pairs()
+    logs = np.log([1.25, 1.3, 1.35])
+    half = 4.302652729911275 * logs.std(ddof=1) / math.sqrt(3)
+    assert row.estimate == pytest.approx(math.exp(logs.mean()))
+    assert (row.low, row.high) == pytest.approx(np.exp([logs.mean() - half, logs.mean() + half]))
+    assert bound_text(row) == f"at least {row.low:.3g}x" and row.verdict == ""
+    assert math.isnan(row.p), "only claims are tested"
+
+
+@pytest.mark.parametrize(
+    ("of_arm", "why"),
+    [
+        ({"optim.schedule": "linear"}, "learning rates decay in different ways"),
+        ({"optim.schedule": "wsd"}, "the learning rate decays at the end alone"),
+        ({"optim.decay_share": 0.2}, "learning rates decay in different ways"),
+        ({"tokens": 1100.0}, "schedules of different lengths"),
+        ({"eval.every": 7}, "evaluated at different steps"),
+    ],
+)
+def test_costs_are_blank_where_schedules_differ(of_arm, why):
+    row = pairs(**of_arm)
+    assert math.isnan(row.estimate) and row.why == why and bound_text(row) == ""
+
+
+def rungs(multiplier: float, sizes=(1e5,), fade: float = 0.0):
+    """Losses 5 - 0.3 ln(cost): the arm needs 1 / multiplier of the baseline's cost."""
+    runs = []
+    for number, size in enumerate(sizes):
+        gain = math.log(multiplier) - fade * number
+        for seed in range(3):
+            for budget in (1000.0, 2000.0, 4000.0):
+                for arm, lead in (("base", 0.0), ("arm", 0.3 * gain)):
+                    noise = 0.001 * math.sin(seed + budget + len(arm) + size)
+                    final = 8 - 0.3 * math.log(budget * 6) - lead + noise
+                    runs.append(make_run(arm, seed, [6.0, final], tokens=budget, size=size))
+    return group_runs(runs)
+
+
+def test_a_ladder_turns_a_lead_in_loss_into_a_factor_of_compute():
+    gains = gains_of(rungs(1.5), "base")
+    over_all = gains[gains.budget.isna()].iloc[0]
+    assert len(gains) == 4 and over_all.gain == pytest.approx(1.5, rel=0.02)
+    assert over_all.low < over_all.gain < over_all.high
+    assert over_all.slope == pytest.approx(0.3, rel=0.02)
+
+
+def test_a_trend_needs_four_sizes():
+    sizes = (1e5, 2e5, 4e5, 8e5)
+    assert describe_trends(gains_of(rungs(1.5, sizes[:3]), "base")) == []
+    (holds,) = describe_trends(gains_of(rungs(1.5, sizes), "base"))
+    assert holds.startswith("arm: the gain holds over 4 sizes")
+    (fades,) = describe_trends(gains_of(rungs(1.5, sizes, fade=0.1), "base"))
+    assert fades.startswith("arm: the gain fades over 4 sizes; 0.90")
+
+
+def test_fewer_than_six_evaluations_show_no_cost():
+    base = make_arm("base", [4.0, 4.1])
+    runs = [*base, *(make_run("arm", seed, [6.0, 3.9]) for seed in range(2))]
+    row = row_of(compare(runs, baseline="base"), "tokens_to_match", "arm")
+    assert row.why == "fewer than 6 evaluations"

@@ -1,0 +1,268 @@
+"""The judge: estimates, tests and verdicts, by values computed by hand and by scipy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from efftrain_cli.compare.comparison import compare
+from efftrain_cli.compare.inference import correct, failures_p, outcome_of, paired, shares
+from efftrain_cli.compare.judge import Claim
+from efftrain_cli.foundation.errors import UsageError
+from tests.compare.known_runs import row_of
+from tests.compare.runs import make_arm, make_run
+
+BASE = [4.0, 4.1, 4.2]
+LOWER = [3.9, 3.9, 3.9]
+"""Differences -0.1, -0.2, -0.3: mean -0.2, standard deviation 0.1."""
+
+
+def judged(base, arm, **options):
+    comparison = compare([*base, *arm], baseline="base", **options)
+    return row_of(comparison, arm="arm")
+
+
+def test_three_pairs_by_hand():
+    """t = 0.2 / (0.1 / sqrt(3)) = 2 sqrt(3) with 2 degrees of freedom, where the two-sided p is
+    1 - t / sqrt(2 + t^2), and the quantile of 95 % 4.302653."""
+    row = judged(make_arm("base", BASE), make_arm("arm", LOWER))
+    t = 2 * math.sqrt(3)
+    assert row.p == pytest.approx(1 - t / math.sqrt(2 + t**2), rel=1e-9)
+    half = 4.302652729911275 * 0.1 / math.sqrt(3)
+    assert row.estimate == pytest.approx(-0.2)
+    assert (row.low, row.high) == pytest.approx((-0.2 - half, -0.2 + half))
+    assert (row.n, row.verdict, row.unit) == (3, "undecided", "nats/token")
+    assert (row.baseline, row.mean) == pytest.approx((4.1, 3.9))
+
+
+def test_pairs_and_welch_are_those_of_scipy():
+    base = [4.01, 4.12, 4.05, 4.2, 3.97]
+    arm = [3.95, 4.02, 4.01, 4.1, 3.99]
+    pairs = stats.ttest_rel(arm, base)
+    row = judged(make_arm("base", base), make_arm("arm", arm))
+    assert row.p == pytest.approx(pairs.pvalue)
+    interval = pairs.confidence_interval()
+    assert (row.low, row.high) == pytest.approx((interval.low, interval.high))
+
+    welch = stats.ttest_ind(arm, base, equal_var=False)
+    row = judged(make_arm("base", base), make_arm("arm", arm, first=10))
+    assert row.p == pytest.approx(welch.pvalue) and row.n == 0
+    assert row.why == "no shared seed: Welch's test of all runs"
+
+
+def test_unshared_seeds_are_left_out_and_named():
+    runs = [*make_arm("base", [*BASE, 9.0]), *make_arm("arm", LOWER)]
+    comparison = compare(runs, baseline="base")
+    assert row_of(comparison, arm="arm").estimate == pytest.approx(-0.2)
+    assert "base-seed3 has no partner: left out" in comparison.caveats
+
+
+@pytest.mark.parametrize(
+    ("failed", "p", "outcome"),
+    [((0, 5), 2 / 252, "worse"), ((5, 0), 2 / 252, "better"), ((0, 3), 1 / 6, "worse")],
+)
+def test_few_pairs_left_are_judged_by_fisher(failed, p, outcome):
+    """All ten orders of five failures among ten are equally likely: 2 of 252 are as extreme."""
+    base = make_arm("base", [4.0 + seed / 100 for seed in range(5)])
+    arm = make_arm("arm", [3.9] * 5)
+    for runs, number in zip((base, arm), failed, strict=True):
+        for seed in range(number):
+            runs[seed] = make_run(runs[seed].arm, seed, [6.0, 7.0], status="diverged")
+    row = judged(base, arm)
+    assert row.p == pytest.approx(p) and row.outcome == outcome
+    assert row.verdict == (outcome if p < 0.05 else "undecided")
+    assert math.isnan(row.estimate) and math.isnan(row.mean), "means of survivors are blank"
+    assert failures_p(failed, (5, 5)) == pytest.approx(p)
+
+
+def test_the_side_that_failed_more_is_never_claimed():
+    base = make_arm("base", [4.0, 4.01, 4.02, 4.03])
+    arm = make_arm("arm", [3.5, 3.511, 3.52, 3.53])
+    arm[0] = make_run("arm", 0, [6.0, 7.0], status="diverged")
+    row = judged(base, arm)
+    assert row.verdict == "undecided" and math.isnan(row.p)
+    assert row.why.startswith("failed or stuck: 1 of 4, baseline 0 of 4: no claim")
+
+
+def test_a_run_above_the_baseline_s_loss_at_a_fifth_is_stuck():
+    """The baseline falls from 6 to 4 in a line: 5.6 at a fifth of its tokens."""
+    base = make_arm("base", [4.0, 4.0, 4.0])
+    arm = make_arm("arm", [5.59, 5.61, 5.8])
+    runs = compare([*base, *arm], baseline="base").runs
+    assert list(runs.status) == ["finished"] * 4 + ["stuck"] * 2
+
+
+def test_pending_pairs_wait():
+    arm = make_arm("arm", LOWER)
+    arm[2] = make_run("arm", 2, [6.0, 5.0], status="running")
+    row = judged(make_arm("base", BASE), arm)
+    assert row.verdict == "" and row.why == "waits for arm-seed2" and math.isnan(row.p)
+
+
+def test_what_cannot_be_judged_is_blank_and_says_why():
+    one = judged(make_arm("base", [4.0]), make_arm("arm", [3.9]))
+    assert (one.verdict, one.why) == ("", "one seed supports no claim")
+    same = judged(make_arm("base", [4.0, 4.5]), make_arm("arm", [3.75, 4.25]))
+    assert (same.verdict, same.why) == ("", "no spread between seeds")
+    assert math.isnan(one.p) and math.isnan(same.p)
+
+
+def test_holm_and_bonferroni_by_hand():
+    p = [0.01, 0.04, 0.03]
+    assert list(correct(p)) == pytest.approx([0.03, 0.06, 0.06])
+    assert list(correct(p, can_step=False)) == pytest.approx([0.03, 0.12, 0.09])
+    with_unknown = correct([0.01, math.nan, 0.03])
+    assert list(with_unknown[[0, 2]]) == pytest.approx([0.03, 0.06]), "NaN counts as 1"
+    assert math.isnan(with_unknown[1])
+
+
+def test_looks_spend_alpha_by_the_square_of_their_pairs():
+    assert shares([3, 5, 8]) == pytest.approx([9 / 98, 25 / 98, 64 / 98])
+    assert shares([5]) == [1.0]
+
+
+def test_a_look_divides_p_by_its_share():
+    row = judged(make_arm("base", BASE), make_arm("arm", LOWER), share=0.25)
+    assert row.p_look == pytest.approx(4 * row.p)
+    half = stats.t.isf(0.05 * 0.25 / 2, 2) * 0.1 / math.sqrt(3)
+    assert row.high == pytest.approx(-0.2 + half)
+
+
+def test_race_k_multiplies_its_p():
+    arm = [3.9, 3.999, 4.1]
+    once = judged(make_arm("base", BASE), make_arm("arm", arm))
+    third = judged(make_arm("base", BASE), make_arm("arm", arm), races=3)
+    assert once.verdict == "better" and once.p == pytest.approx(third.p)
+    assert third.p_race == pytest.approx(3 * once.p_corrected)
+    tenth = judged(make_arm("base", BASE), make_arm("arm", arm), races=10**6)
+    assert tenth.verdict == "undecided" and tenth.p_race == 1.0
+
+
+@pytest.mark.parametrize(
+    ("mean", "direction", "outcome"),
+    [
+        (0.2, "either", "better"),
+        (-0.2, "either", "worse"),
+        (0.001, "either", "equivalent"),
+        (-0.03, "noninferior", "noninferior"),
+        (0.001, "equivalent", "equivalent"),
+    ],
+)
+def test_what_a_direction_claims_of_a_gain(mean, direction, outcome):
+    """Gains above 0 are better; the margin is 0.05, the standard error 0.01."""
+    spread = np.array([-0.01, 0.0, 0.01]) * math.sqrt(3)
+    claimed, p = outcome_of(paired(mean + spread), direction, 0.05)
+    assert claimed == outcome
+    by_hand = {
+        "better": 2 * stats.t.sf(mean / 0.01, 2),
+        "worse": 2 * stats.t.sf(-mean / 0.01, 2),
+        "equivalent": stats.t.sf((0.05 - abs(mean)) / 0.01, 2),
+        "noninferior": stats.t.sf((0.05 + mean) / 0.01, 2),
+    }
+    assert p == pytest.approx(by_hand[outcome])
+
+
+def test_equivalence_has_the_interval_that_lies_within_the_margin():
+    """TOST passes at 5 % exactly if the interval of 90 % lies within the margin."""
+    base = [4.0, 4.1, 4.2, 4.3]
+    arm = [4.01, 4.09, 4.21, 4.29]
+    row = judged(
+        make_arm("base", base),
+        make_arm("arm", arm),
+        claims=[Claim(direction="either", margin=0.05)],
+    )
+    assert row.verdict == "equivalent"
+    interval = stats.ttest_rel(arm, base).confidence_interval(0.9)
+    assert (row.inner_low, row.inner_high) == pytest.approx((interval.low, interval.high))
+    assert row.inner_low > -0.05 and row.inner_high < 0.05
+
+
+def test_could_see_is_shown_in_four_of_five_studies():
+    """Simulated with the noncentral t: the power at `could_see` is 0.8."""
+    row = judged(make_arm("base", BASE), make_arm("arm", LOWER))
+    se = 0.1 / math.sqrt(3)
+    power = stats.nct.sf(stats.t.isf(0.025, 2), 2, abs(row.could_see) / se)
+    assert power == pytest.approx(0.8, abs=1e-3)
+
+
+def test_closed_claims_count_and_stay_as_they_are():
+    base = make_arm("base", BASE)
+    closed = judged(base, make_arm("arm", LOWER))
+    now = make_arm("arm", [3.0, 3.1, 3.25])
+    other = make_arm("other", [3.9, 4.0, 4.11])
+    comparison = compare([*base, *now, *other], baseline="base", closed=[closed])
+    assert row_of(comparison, arm="arm") is closed
+    row = row_of(comparison, arm="other")
+    alone = stats.ttest_rel([3.9, 4.0, 4.11], BASE).pvalue
+    assert row.p_corrected == pytest.approx(2 * alone), "Holm over two claims"
+
+
+def test_losses_compare_at_equal_tokens_or_at_equal_flops():
+    base = make_arm("base", BASE)
+    more = judged(base, make_arm("arm", LOWER, flops=18.0))
+    assert more.terms == "at equal tokens and 3x the FLOPs" and more.outcome
+    fewer = judged(base, make_arm("arm", LOWER, tokens=800.0, flops=7.5))
+    assert fewer.terms == "at equal FLOPs and 0.8x the tokens" and fewer.outcome
+    other = judged(base, make_arm("arm", LOWER, tokens=2000.0))
+    assert math.isnan(other.estimate) and other.verdict == ""
+    assert "2,000 tokens, 1,000 of the baseline; --set train.tokens=1000" in other.why
+    equal = judged(base, make_arm("arm", LOWER))
+    assert equal.terms == ""
+
+
+def test_a_score_is_better_if_it_is_higher():
+    row = judged(make_arm("base", BASE), make_arm("arm", [4.2, 4.3, 4.41]), maximize=True)
+    assert row.verdict == "better" and row.estimate > 0 and row.title == "final score"
+
+
+def test_losses_that_do_not_compare_are_refused():
+    arm = make_arm("arm", LOWER)
+    other = [replace(run, conditions={"data.seq_len": 64}) for run in arm]
+    with pytest.raises(UsageError, match="length of a validation window differs"):
+        compare([*make_arm("base", BASE), *other], baseline="base")
+    shown = compare([*make_arm("base", BASE), *other], baseline="base", allow=True)
+    assert shown.verdicts == [] and shown.caveats[0].startswith("NOT COMPARABLE")
+
+
+def test_a_copy_under_another_seed_is_found_by_its_first_losses():
+    """The copy has another length, so that none of its evaluations equals the original's."""
+    base = make_arm("base", BASE)
+    longer = make_run("base", 3, [6.0, 5.5, 5.1, 4.9, 4.3])
+    copy = replace(longer, opening=base[0].opening)
+    with pytest.raises(UsageError, match="base-seed3 began with the losses of base-seed0"):
+        compare([*base, copy, *make_arm("arm", LOWER)], baseline="base")
+
+
+def test_settings_outside_the_method_are_said_first():
+    slw = {"seq_len_warmup.start": 8}
+    base = make_arm("base", BASE, **{"optim.lr": 2e-3, "model.n_layer": 2})
+    same = make_arm("arm", LOWER, **slw, **{"optim.lr": 2e-3, "model.n_layer": 2})
+    other = make_arm("arm", LOWER, **slw, **{"optim.lr": 4e-3, "model.n_layer": 3})
+    for runs in (base, same, other):
+        for run in runs:
+            del run.settings["label"]
+    assert compare([*base, *same], baseline="base").differences == []
+    assert compare([*base, *other], baseline="base").differences == [
+        "They differ in more than the method: optim.lr 0.002 | 0.004, model.n_layer 2 | 3"
+    ]
+
+
+def test_each_recipe_stands_at_its_best_setting():
+    slow = make_arm("arm", [4.5, 4.5, 4.6], lr=1)
+    fast = make_arm("arm", LOWER, lr=2)
+    failing = make_arm("arm", [3.0, 3.0, 3.0], lr=3)
+    failing[0] = make_run("arm", 0, [6.0, 7.0], status="diverged", lr=3)
+    comparison = compare([*make_arm("base", BASE), *slow, *fast, *failing], baseline="base")
+    assert row_of(comparison, arm="arm").estimate == pytest.approx(-0.2)
+    assert "arm: the best of 3 settings by these seeds: flattered" in comparison.caveats
+    slow = [replace(run, name=f"arm-lr1-seed{run.seed}") for run in slow]
+    every = compare(
+        [*make_arm("base", BASE), *slow, *fast],
+        baseline="base",
+        every_setting=True,
+    )
+    assert len(every.arms) == 3

@@ -1,0 +1,196 @@
+"""Runs of other programs: tables, wandb, and what is refused of them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from efftrain_cli.compare.comparison import compare
+from efftrain_cli.compare.from_wandb import read_api, read_wandb
+from efftrain_cli.compare.tables import UNKNOWN, read_table, runs_of
+from efftrain_cli.foundation.errors import DataError, UsageError
+from tests.compare.known_runs import row_of
+
+BASE = [4.01, 4.12, 4.05, 4.2, 3.97]
+ARM = [3.95, 4.02, 4.01, 4.1, 3.99]
+
+
+def table(**more: object) -> pd.DataFrame:
+    """A row per evaluation, two a run, of five seeds of two arms."""
+    rows = []
+    for arm, finals in (("adam", BASE), ("muon", ARM)):
+        for seed, final in enumerate(finals):
+            for step, loss in ((50, final + 1), (100, final)):
+                rows.append({"arm": arm, "seed": seed, "step": step, "val_loss": loss} | more)
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+def test_verdicts_of_a_table_are_those_of_scipy(tmp_path, ending):
+    path = tmp_path / f"runs.{ending}"
+    frame = table()
+    if ending == "csv":
+        frame.to_csv(path, index=False)
+    elif ending == "parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_json(path, orient="records", lines=True, double_precision=15)
+    comparison = compare(read_table(path))
+    row = row_of(comparison, arm="muon")
+    expected = stats.ttest_rel(ARM, BASE)
+    interval = expected.confidence_interval()
+    assert row.p == pytest.approx(expected.pvalue, rel=1e-6)
+    assert (row.low, row.high) == pytest.approx((interval.low, interval.high), rel=1e-6)
+    assert row.unit == "" and UNKNOWN in comparison.caveats
+    costs = row_of(comparison, "final_loss", "muon")
+    assert costs.terms == ""
+
+
+def test_without_seeds_it_is_welch_s_test():
+    finals = pd.DataFrame(
+        {
+            "run": [f"{arm}{i}" for arm in "ab" for i in range(5)],
+            "arm": ["a"] * 5 + ["b"] * 5,
+            "val_loss": [*BASE, *ARM],
+        }
+    )
+    runs = runs_of(finals, "x")
+    # Seeds are numbers of runs, so none is shared.
+    row = row_of(compare(runs), arm="b")
+    assert row.p == pytest.approx(stats.ttest_ind(ARM, BASE, equal_var=False).pvalue)
+
+
+def test_a_loss_that_is_not_finite_is_a_run_that_failed():
+    frame = table()
+    frame.loc[(frame.arm == "muon") & (frame.seed == 0), "failed"] = True
+    frame["failed"] = frame.failed.fillna(False)
+    statuses = {run.name: run.status for run in runs_of(frame, "x")}
+    assert statuses["muon-seed0"] == "diverged" and statuses["muon-seed1"] == "finished"
+    infinite = table()
+    infinite.loc[infinite.index[-1], "val_loss"] = math.inf
+    assert runs_of(infinite, "x")[-1].status == "diverged"
+
+
+def test_a_run_that_ends_before_the_others_of_its_arm_may_go_on():
+    frame = table()
+    frame = frame.drop(frame.index[-1])
+    assert runs_of(frame, "x")[-1].status == "stopped"
+
+
+def test_last_steps_must_agree():
+    longer = table()
+    longer.loc[longer.arm == "muon", "step"] *= 2
+    row = row_of(compare(runs_of(longer, "x")), arm="muon")
+    assert row.why == "the last steps differ by more than 2 %" and row.verdict == ""
+
+
+def test_a_table_with_a_schedule_has_costs():
+    rows = []
+    for arm, rate in (("adam", 0.2), ("muon", 0.25)):
+        for seed in range(3):
+            for step in range(11):
+                loss = 6.0 - (rate + seed / 100) * step
+                rows.append([arm, seed, step, step * 10.0, loss, "cosine"])
+    columns = ["arm", "seed", "step", "tokens", "val_loss", "schedule"]
+    frame = pd.DataFrame(rows, columns=columns)
+    unknown = compare(runs_of(frame.drop(columns="schedule"), "x"))
+    assert row_of(unknown, "tokens_to_match", "muon").why == "no schedule known"
+    runs = runs_of(frame, "x")
+    row = row_of(compare(runs), "tokens_to_match", "muon")
+    by_hand = np.log([0.25 / 0.2, 0.26 / 0.21, 0.27 / 0.22]).mean()
+    assert row.estimate == pytest.approx(math.exp(by_hand))
+
+
+@pytest.mark.parametrize(
+    ("change", "columns", "message"),
+    [
+        (lambda t: t.drop(columns="arm"), {}, "has no column 'arm'.*\n.*--columns arm=NAME"),
+        (lambda t: t, {"val_loss": "val_bpb"}, "has no column 'val_bpb'\n  it has arm, seed"),
+        (lambda t: t, {"loss": "val_loss"}, "--columns loss=: no such column\n  did you mean"),
+        (lambda t: pd.concat([t, t[:1]]), {}, "two rows of run adam-seed0, step 50\n"),
+        (
+            lambda t: t.assign(run="one"),
+            {},
+            "run 'one' has several arms or seeds\n",
+        ),
+    ],
+)
+def test_what_a_table_lacks_is_one_message(change, columns, message):
+    with pytest.raises(UsageError, match=message):
+        runs_of(change(table()), "runs.csv", columns)
+
+
+def test_columns_are_renamed():
+    frame = table().rename(columns={"val_loss": "eval/loss"})
+    assert len(runs_of(frame, "x", {"val_loss": "eval/loss"})) == 10
+
+
+def test_files_that_hold_no_table(tmp_path):
+    with pytest.raises(UsageError, match=r"no table\n  give one of .csv"):
+        read_table(tmp_path / "runs.xlsx")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_table(tmp_path / "runs.csv")
+
+
+# --- wandb ----------------------------------------------------------------------------------------
+
+HISTORY = [
+    {"_step": 50, "eval/loss": 5.0, "_runtime": 3.2},
+    {"_step": 60, "lr": 1e-3},
+    {"_step": 100, "eval/loss": None},
+]
+"""Rows as `scan_history` returns them: not every row has every key."""
+
+
+def answer() -> list[SimpleNamespace]:
+    """A recorded answer of wandb's API for a project of ten runs."""
+    runs = []
+    for arm, finals in (("adam", BASE), ("muon", ARM)):
+        for seed, final in enumerate(finals):
+            rows = [*HISTORY[:2], {**HISTORY[2], "eval/loss": final}]
+            run = SimpleNamespace(
+                id=f"{arm[0]}{seed}",
+                name=f"{arm}-{seed}",
+                state="finished",
+                config={"optim": {"name": arm}, "seed": seed},
+            )
+            run.scan_history = lambda rows=rows: iter(rows)
+            runs.append(run)
+    runs[-1].state = "crashed"
+    return runs
+
+
+COLUMNS = {"val_loss": "eval/loss", "arm": "optim.name"}
+
+
+def test_a_wandb_project_is_read_whole():
+    runs = read_api(answer(), "me/project", COLUMNS)
+    assert [run.status for run in runs] == ["finished"] * 9 + ["diverged"]
+    assert runs[0].curve.val_loss.tolist() == [5.0, BASE[0]]
+    row = row_of(compare(runs), arm="muon")
+    assert row.n == 4
+    with pytest.raises(UsageError, match="wandb:me/empty has no rows"):
+        read_api([], "me/empty", COLUMNS)
+
+
+def test_wandb_is_asked_for_the_project(monkeypatch):
+    asked = []
+
+    class Api:
+        def runs(self, project):
+            asked.append(project)
+            if project == "gone":
+                raise ValueError("Could not find project")
+            return answer()
+
+    fake = SimpleNamespace(Api=Api, errors=SimpleNamespace(Error=RuntimeError))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    assert len(read_wandb("me/project", COLUMNS)) == 10 and asked == ["me/project"]
+    with pytest.raises(DataError, match="wandb:gone cannot be read: Could not find"):
+        read_wandb("gone")

@@ -1,0 +1,239 @@
+"""Races and how plans are conducted: who is trained when, looks, resuming, counting."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import random
+import re
+
+import pytest
+
+from efftrain_cli.compare.judge import Claim
+from efftrain_cli.foundation.errors import RunLockedError, StoppedError, UsageError
+from efftrain_cli.study.conduct import UNEQUAL, conduct
+from efftrain_cli.study.plans import read_study
+from efftrain_cli.study.race import race_plan
+from efftrain_cli.study.registration import read_looks
+from tests.study.fake import Fake, recipes
+
+DIFFERENT = Claim()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    recipes(tmp_path, "a", "b", "c")
+    return tmp_path
+
+
+def normal(trial, shift=0.0, sd=0.1):
+    """A loss whose difference between arms has this standard deviation."""
+    return 4.0 + shift + sd / 2**0.5 * random.Random(f"{trial.arm} {trial.seed}").gauss(0, 1)
+
+
+def quiet(rows, pairs):
+    """Says nothing."""
+
+
+def seeds(names):
+    """Arm and seed of runs by their names."""
+    return [re.sub(r"race-(\w+)-\w+-seed", r"\1", name) for name in names]
+
+
+def test_looks_come_after_3_5_and_8_pairs_until_the_answer_is_in(folder):
+    """b is far better: closed at 3. c is undecided there and goes on alone."""
+
+    def loss(trial):
+        lead = {"a": 0.0, "b": -3.0, "c": -0.05}[trial.arm]
+        return 4.0 + lead + 0.03 * ((trial.seed * 7 + len(trial.arm) * 3 + ord(trial.arm)) % 5)
+
+    runner = Fake(loss)
+    told = []
+    plan = race_plan(["a.toml", "b.toml", "c.toml"], DIFFERENT, [3, 5, 8])
+    conducted = conduct(plan, runner, lambda rows, pairs: told.append((pairs, len(rows))))
+    first, second, *_ = runner.asked
+    assert seeds(first) == [f"{arm}{seed}" for seed in (100, 101, 102) for arm in "abc"]
+    assert {name[0] for name in seeds(second)} == {"a", "c"} and len(second) == 10
+    assert told[:2] == [(3, 2), (5, 2)]
+    b, c = conducted.comparison.verdicts
+    assert (b.verdict, b.n, b.remark) == (
+        "better",
+        3,
+        "rates as written; stopped early: likely overstated",
+    )
+    assert c.n > 3, "c was judged with more pairs"
+
+
+def test_a_race_gives_up_from_five_pairs_on(folder):
+    runner = Fake(lambda trial: 4.0 + 0.1 * ((trial.seed + (trial.arm == "b")) % 2))
+    conducted = conduct(race_plan(["a.toml", "b.toml"], DIFFERENT, [3, 5, 8]), runner, quiet)
+    (row,) = conducted.comparison.verdicts
+    assert len(runner.asked) == 2 and row.given_up and row.n == 5 and row.p > 0.5
+
+
+def test_the_same_race_again_takes_no_look_and_a_stopped_one_goes_on(folder):
+    plan = race_plan(["a.toml", "b.toml"], DIFFERENT, [3, 5, 8])
+    with pytest.raises(StoppedError):
+        conduct(plan, Fake(normal, stop_after=1), quiet)
+    path = plan.folder / "plan.json"
+    before = path.read_bytes()
+    looks = read_looks(path)
+    assert len(looks) == 1
+    first = conduct(plan, Fake(normal), quiet)
+    assert read_looks(path)[0] == looks[0] or str(read_looks(path)[0]) == str(looks[0])
+    told = []
+    again = conduct(plan, Fake(normal), lambda rows, pairs: told.append(rows))
+    assert told == [] and path.read_bytes() != before
+    assert str(again.comparison.verdicts) == str(first.comparison.verdicts)
+
+
+def test_a_look_is_what_it_was_whatever_becomes_of_the_runs(folder):
+    plan = race_plan(["a.toml", "b.toml"], DIFFERENT, [3, 5])
+    conduct(plan, Fake(normal), quiet)
+    recorded = json.loads((plan.folder / "plan.json").read_text())["looks"]
+    conduct(plan, Fake(lambda trial: normal(trial, shift=(trial.arm == "b") * 2.0)), quiet)
+    assert json.loads((plan.folder / "plan.json").read_text())["looks"] == recorded
+
+
+def test_a_baseline_is_trained_once_for_all_its_races(folder):
+    runner = Fake(normal)
+    conduct(race_plan(["a.toml", "b.toml"], DIFFERENT, [3]), runner, quiet)
+    conduct(race_plan(["a.toml", "c.toml"], DIFFERENT, [3]), runner, quiet)
+    assert len(runner.trained) == 9
+    assert race_plan(["a.toml", "b.toml"], DIFFERENT, [3], ("optim.lr=2e-3",)).arms[0].prefix != (
+        race_plan(["a.toml", "b.toml"], DIFFERENT, [3]).arms[0].prefix
+    )
+
+
+def test_race_k_against_a_baseline_multiplies_its_p_by_k(folder):
+    """Other pairs and margins count; the same race again does not."""
+    ways = [
+        (["a.toml", "b.toml"], DIFFERENT, [3]),
+        (["a.toml", "b.toml"], DIFFERENT, [3, 5]),
+        (["a.toml", "b.toml"], DIFFERENT, [3]),
+        (["a.toml", "b.toml"], Claim(direction="either", margin=0.1), [3]),
+        (["b.toml", "a.toml"], DIFFERENT, [3]),
+    ]
+    races = []
+    for names, claim, pairs in ways:
+        conducted = conduct(race_plan(names, claim, pairs), Fake(normal), quiet)
+        (row,) = conducted.comparison.verdicts
+        races.append(row.race)
+        assert row.p_race == pytest.approx(min(row.race * row.p_corrected, 1.0))
+    assert races == [1, 2, 1, 3, 1]
+
+
+def test_races_without_an_effect_err_as_rarely_as_they_say(folder):
+    """Thirty races: at 5 %, six or more false verdicts come in 0.3 % of cases."""
+    false = 0
+    for number in range(30):
+        (folder / "b.toml").write_text((folder / "a.toml").read_text() + f"# {number}\n")
+        shift = random.Random(number)
+        runner = Fake(lambda trial, shift=shift: 4.0 + 0.1 * shift.gauss(0, 1))
+        plan = race_plan(
+            ["a.toml", "b.toml"],
+            DIFFERENT,
+            [3, 5, 8],
+            (f"optim.lr={1e-3 + number * 1e-6:.6f}",),
+        )
+        (row,) = conduct(plan, runner, quiet).comparison.verdicts
+        false += row.verdict not in ("", "undecided")
+    assert false < 6
+
+
+def test_two_at_once_on_one_folder(folder):
+    plan = race_plan(["a.toml", "b.toml"], DIFFERENT, [3])
+    plan.folder.mkdir(parents=True)
+    with (plan.folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RunLockedError) as error:
+            conduct(plan, Fake(normal), quiet)
+    assert error.value.exit_code == 7
+
+
+def test_tuning_comes_first_on_seeds_of_its_own(folder):
+    def loss(trial):
+        rate = [float(text.split("=")[1]) for text in trial.settings]
+        return normal(trial) + abs(rate[0] - 2e-3) * 1000
+
+    runner = Fake(loss)
+    grid = {"optim.lr": (1e-3, 2e-3, 4e-3)}
+    plan = race_plan(["a.toml", "b.toml"], DIFFERENT, [3], grid=grid)
+    conducted = conduct(plan, runner, quiet)
+    tuning, judged = runner.asked
+    assert len(tuning) == 2 * 3 * 3 and all("tune-seed5" in name for name in tuning)
+    assert all("lr0.002-seed10" in name for name in judged)
+    assert conducted.tuned.points == {"a": {"optim.lr": "0.002"}, "b": {"optim.lr": "0.002"}}
+    assert any("10 to 11 %" in caveat for caveat in conducted.comparison.caveats)
+    (row,) = conducted.comparison.verdicts
+    assert "rates as written" not in row.remark
+
+
+@pytest.mark.parametrize(
+    ("names", "pairs", "message"),
+    [
+        (["a.toml"], [3], "two arms or more"),
+        (["a.toml", "a.toml"], [3], "each once"),
+        (["a.toml", "b.toml"], [5, 3], "must rise"),
+        (["a.toml", "b.toml"], [1, 3], "begin at 2"),
+    ],
+)
+def test_races_that_are_none(folder, names, pairs, message):
+    with pytest.raises(UsageError, match=message):
+        race_plan(names, DIFFERENT, pairs)
+
+
+STUDY = """\
+question = "Is it?"
+seeds = "5..9"
+looks = [3, 5]
+baseline = "a"
+[[primary]]
+measure = "final_loss"
+direction = "different"
+[tuning]
+seeds = "0"
+grid = { "optim.lr" = [1e-3, 2e-3] }
+[[arms]]
+name = "b"
+recipe = "b.toml"
+[[arms]]
+name = "a"
+recipe = "a.toml"
+"""
+
+
+def test_a_changed_study_is_refused(folder):
+    path = folder / "s.toml"
+    path.write_text(STUDY)
+    plan = read_study(path)
+    conduct(plan, Fake(normal), quiet)
+    path.write_text(STUDY.replace("2e-3", "3e-3"))
+    with pytest.raises(UsageError, match=r"changed since .*: tuning.grid.optim.lr\n"):
+        conduct(read_study(path), Fake(normal), quiet)
+    path.write_text(STUDY.replace("Is it?", "Is it really?"))
+    conduct(read_study(path), Fake(normal), quiet)
+
+
+def test_arms_tuned_over_unequal_numbers_of_settings_get_no_p(folder):
+    path = folder / "s.toml"
+    path.write_text(STUDY.replace('recipe = "b.toml"', 'recipe = "b.toml"\ngrid = {}'))
+    plan = read_study(path)
+    assert [arm.points for arm in plan.arms] == [2, 1]
+    (row,) = conduct(plan, Fake(normal), quiet).comparison.verdicts
+    assert row.verdict == "" and row.why == UNEQUAL and row.p != row.p
+
+
+def test_a_best_value_at_an_edge_names_what_widens_the_grid(folder):
+    path = folder / "s.toml"
+    path.write_text(STUDY.replace("[1e-3, 2e-3]", "[1e-3, 2e-3, 4e-3]"))
+
+    def loss(trial):
+        return normal(trial) - 100 * float(trial.settings[0].split("=")[1])
+
+    caveats = conduct(read_study(path), Fake(loss), quiet).comparison.caveats
+    said = "a: the best optim.lr, 0.004, is at the edge of its grid; add optim.lr=0.008"
+    assert said in caveats
+    assert "settings were chosen on 1 seed: intervals lack this noise" in caveats

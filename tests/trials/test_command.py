@@ -1,0 +1,142 @@
+"""Training by any command: what is replaced, what is read, and what stops a race."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from efftrain_cli.foundation.errors import EfftrainError, UsageError
+from efftrain_cli.trials.command import (
+    CommandRunner,
+    check_command,
+    check_metric,
+    curve_of,
+    fill_in,
+)
+from efftrain_cli.trials.trial import Trial
+from tests.conftest import cli, invoke
+
+PROGRAM = """\
+import os, random, sys
+seed, arm = int(sys.argv[1]), sys.argv[2]
+assert os.environ["SEED"] == str(seed)
+with open("calls.txt", "a") as file:
+    file.write(f"{arm}{seed} ")
+if os.path.exists("crash") and seed == 101:
+    print("a traceback")
+    sys.exit(9)
+if arm == "dead":
+    sys.exit(3)
+noise = random.Random(seed).gauss(0, 0.1) + random.Random(arm + str(seed)).gauss(0, 0.002)
+for step in range(1, 8):
+    print(f"step {step} val_loss: {4 - 0.1 * step + noise - 0.1 * (arm == 'better')}")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+COMMAND = f"{sys.executable} program.py {{seed}} {{arm}}"
+
+
+def race(*words, command=COMMAND):
+    return ["race", *words, "--command", command]
+
+
+def test_only_seed_and_arm_are_replaced():
+    trial = Trial("awk '{print $1}' {arm} {seed} {x}", (), 7, "n", arm="adam")
+    assert fill_in(trial.recipe, trial) == "awk '{print $1}' adam 7 {x}"
+
+
+def test_the_last_match_is_the_final_loss_and_steps_make_a_curve():
+    output = "val loss 5.0\nval loss 4.5\n"
+    assert curve_of(r"val loss (\S+)", output).val_loss.tolist() == [4.5]
+    stepped = "step 1 loss 5\nstep 2 loss 4\nstep 2 loss 3\n"
+    curve = curve_of(r"step (?P<step>\d+) loss (?P<val_loss>\S+)", stepped)
+    assert curve.val_loss.tolist() == [5, 3] and curve.step.tolist() == [1, 2]
+    assert curve_of("(x)", "no match").empty
+
+
+def test_a_race_of_commands_and_the_same_command_again(folder):
+    first = cli(*race("base", "better"))
+    assert first.stdout.startswith("better is better than base in final loss: -0.1")
+    assert "p = " in first.stdout and "stopped early" in first.stdout
+    calls = (folder / "calls.txt").read_text().split()
+    assert calls == ["base100", "better100", "base101", "better101", "base102", "better102"]
+    again = cli(*race("base", "better"))
+    assert again.stdout == first.stdout
+    assert len((folder / "calls.txt").read_text().split()) == 6, "nothing is trained twice"
+
+
+def test_a_crash_stops_the_race_with_its_last_lines_and_it_continues(folder):
+    (folder / "crash").touch()
+    with pytest.raises(EfftrainError, match=r"failed with exit code 9.*\n    a traceback") as error:
+        cli(*race("base", "better"))
+    assert error.value.exit_code == 1
+    (folder / "crash").unlink()
+    cli(*race("base", "better"))
+    calls = (folder / "calls.txt").read_text().split()
+    assert calls.count("base100") == calls.count("better100") == 1
+    assert calls.count("base101") == 2
+
+
+def test_an_exit_code_may_mean_that_training_diverged(folder):
+    with pytest.raises(EfftrainError, match="failed with exit code 3"):
+        cli(*race("base", "dead"))
+    found = cli(*race("base", "dead", "--failed-exit", "3"))
+    # Fisher: 2 of the 252 ways to choose five of ten, over the look's share 25 / 98.
+    assert found.stdout.startswith("dead is worse than base in final loss: p = 0.031; failed")
+    assert "failed or stuck: 5 of 5, baseline 0 of 5; by Fisher's exact test" in found.stdout
+
+
+def test_larger_may_be_better(folder):
+    found = cli(*race("better", "base", "--maximize"))
+    assert found.stdout.startswith("base is better than better in final score: +0.1")
+
+
+def test_a_metric_that_never_matches_is_an_error_of_usage(folder):
+    with pytest.raises(UsageError, match="printed nothing that matches --metric; its last lines:"):
+        cli(*race("base", "better", "--metric", r"accuracy (\S+)"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (race("a", "b", command="train {arm}"), r"has no \{seed\}"),
+        (race("a", "b", command="train {seed}"), r"has no \{arm\}"),
+        (race("a", "b", "--metric", "("), "no regular expression"),
+        (race("a", "b", "--metric", "loss"), "does not say which group"),
+        (race("a", "b", "--metric", "(?P<loss>x)"), "does not say which group"),
+        (race("a", "b", "--set", "optim.lr=1"), "--set and --tune change recipes"),
+        (["race", "a", "b", "--maximize"], "belong to --command"),
+        (race("a", "b", "--pairs", "x"), "no list of numbers\n  write 3,5,8"),
+    ],
+)
+def test_words_that_do_not_go_together(folder, words, message):
+    with pytest.raises(UsageError, match=message):
+        cli(*words)
+    assert not (folder / "calls.txt").exists()
+
+
+def test_the_plan_says_how_many_pairs_a_difference_needs(folder):
+    text = cli(*race("base", "better", "--plan")).stdout
+    assert "16 to judge (8 pairs); looks at 3, 5, 8 pairs" in text
+    # A one-sample t test at 5 % and 80 %: 15, 8 and 5 pairs.
+    assert "pairs   for a true difference of 0.8 sd: 15, 1.2 sd: 8, 2 sd: 5" in text
+
+
+def test_fail_if_of_a_race(folder):
+    assert invoke(*race("better", "base"), "--fail-if", "worse").exit_code == 10
+
+
+def test_checks_of_metric_and_command():
+    check_metric(r"step (?P<step>\d+) (?P<val_loss>\S+)")
+    check_command("SEED=1 train {arm}", 2)
+    with pytest.raises(UsageError):
+        CommandRunner(None, "x")
