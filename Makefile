@@ -23,7 +23,7 @@ install: .venv/installed
 	@touch $@
 
 quickstart: install
-	@$(BIN)/efftrain sweep --recipe quickstart --recipe quickstart-slw --seeds 1234
+	@$(BIN)/efftrain sweep quickstart quickstart-slw --seeds 1234
 	@$(BIN)/efftrain sample quickstart-seed1234 --prompt "    def __init__(self"
 
 test: install

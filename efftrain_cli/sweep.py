@@ -70,6 +70,15 @@ def grid_text(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
     return lines
 
 
+def run_rows(runs: Sequence[Run]) -> list[dict[str, object]]:
+    """Return a row per run: how it ended, and its final loss, None if it has none."""
+    rows: list[dict[str, object]] = []
+    for run in runs:
+        loss = run.final_loss if run.status == "finished" else None
+        rows.append({"run": run.name, "status": run.status, "final_loss": loss})
+    return rows
+
+
 def run_lines(runs: Sequence[Run]) -> list[str]:
     """Return a line per run: how it ended."""
     lines = []

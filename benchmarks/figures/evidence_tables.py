@@ -10,16 +10,16 @@ are from those.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import pandas as pd
 
 import efftrain_cli as efftrain
+from efftrain_cli.study.plans import Plan, read_study
+from efftrain_cli.study.registration import read_looks
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "evidence"
-RUNS = Path("runs")
 
 
 def tables_of(study: str) -> tuple[Path, str]:
@@ -49,29 +49,67 @@ def curve(run: str) -> pd.DataFrame:
     )
 
 
+def runs_of(plan: Plan) -> pd.DataFrame:
+    """Return a row per run of a study."""
+    frame = efftrain.runs(plan.name, sort="name")
+    rows = []
+    for run in frame.itertuples():
+        arms = [arm for arm in plan.arms if run.name.startswith(f"{arm.prefix}-")]
+        row = {
+            "phase": "tuning" if "-tune-" in run.name else "confirmation",
+            "arm": max(arms, key=lambda arm: len(arm.prefix)).name,
+            "seed": run.seed,
+            "run": run.name,
+            "status": run.status,
+            "final_loss": "" if pd.isna(run.final_loss) else f"{run.final_loss:.6f}",
+            "tokens": f"{run.tokens:.0f}",
+        }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def looks_of(plan: Plan) -> pd.DataFrame:
+    """Return a row per claim and look, as it was written."""
+    margins = {claim.measure: claim.margin for claim in plan.claims}
+    rows = []
+    for number, look in enumerate(read_looks(plan.folder / "plan.json")):
+        for claim in look:
+            row = {
+                "look": number + 1,
+                "seeds": plan.looks[number],
+                "measure": claim.measure,
+                "direction": claim.direction,
+                "margin": margins[claim.measure] or "",
+                "arm": claim.arm,
+                "estimate": f"{claim.estimate:.6g}",
+                "low": f"{claim.low:.6g}",
+                "high": f"{claim.high:.6g}",
+                "p": f"{claim.p:.6g}",
+                "p_holm": f"{claim.p_corrected:.6g}",
+                "outcome": claim.verdict,
+            }
+            rows.append({key: "" if value == "nan" else value for key, value in row.items()})
+    return pd.DataFrame(rows)
+
+
 def write(study: str) -> None:
     """Write the tables of a study; print how its final losses differ from the ones before."""
     folder, prefix = tables_of(study)
-    records = RUNS / f"{study}-study"
-    receipts = pd.read_csv(records / "receipts.csv", keep_default_na=False, dtype=str)
-    receipts["lr"] = receipts.run.str.extract(r"-lr([0-9.e-]+?)-(?:tune-)?seed", expand=False)
-    columns = ["phase", "arm", "seed", "run", "status", "final_loss", "tokens"]
-    if (receipts.phase == "learning rates").any():
-        columns.insert(2, "lr")
-
+    plan = read_study(EVIDENCE / f"{study}.toml")
+    runs = runs_of(plan)
     path = folder / f"{prefix}runs.csv"
     if path.exists():
         before = pd.read_csv(path, index_col="run").final_loss
-        after = pd.to_numeric(receipts.set_index("run").final_loss)
+        after = pd.to_numeric(runs.set_index("run").final_loss)
         differences = (after - before).abs().dropna()
         print(
             f"{study}: {len(differences)} of {len(before)} runs before, {len(after)} now; final"
             f" losses differ by at most {differences.max():.6f} nats,"
             f" {(differences < 1.5e-6).sum()} by none"
         )
-    receipts[columns].to_csv(path, index=False, lineterminator="\n")
-    shutil.copyfile(records / "looks.csv", folder / f"{prefix}looks.csv")
-    curves = pd.concat([curve(run) for run in receipts.run])
+    runs.to_csv(path, index=False, lineterminator="\n")
+    looks_of(plan).to_csv(folder / f"{prefix}looks.csv", index=False, lineterminator="\n")
+    curves = pd.concat([curve(run) for run in runs.run])
     curves.to_csv(folder / f"{prefix}curves.csv", index=False, lineterminator="\n")
 
 

@@ -108,8 +108,11 @@ def sweep(
     varied = [key for key, values in settings if len(values) > 1]
     table = command.grid_text(runs, varied)
     comparison = command.compare_sweep(runs, baseline, target_loss)
-    if comparison is None:
+    if comparison is None and format_ == "json":
+        print_json(command.run_rows(runs))
+    elif comparison is None:
         print_folded("\n".join(command.run_lines(runs)))
+    if comparison is None:
         return
     show(comparison, format_, output, details=details, plot=plot, after=table)
     end_with_verdict(comparison, fail_if)

@@ -27,7 +27,7 @@ SECOND_CTRL_C = 5.0
 PATIENCE = 5.0
 """Python sees a signal only between two calls into C, and one backward pass of a large model on a
 CPU is a single such call. After so many seconds another thread saves in its place."""
-STOPPABLE = ("pretrain", "tune-warmup", "sweep", "study", "verify-resume")
+STOPPABLE = ("pretrain", "tune-warmup", "race", "sweep", "study", "verify-resume")
 """Commands that a scheduler stops and requeues."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -96,6 +96,7 @@ WRONG_RECIPE = {
     "verify-resume": "verify-resume --recipe smal",
     "tune-warmup": "tune-warmup --recipe smal",
     "sweep": "sweep --recipe smal",
+    "race": "race small smal",
     "recipes-show": "recipes show smal",
     "recipes-diff": "recipes diff small smal",
     "import": "import . --recipe smal",
