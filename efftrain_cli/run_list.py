@@ -189,25 +189,21 @@ def verify_run(path: Path) -> str:
 
 
 def verify_small_files(path: Path) -> tuple[list[str], int]:
-    """Return the faults of the small files of a run, a search or a study, and how many files have
+    """Return the faults of the small files of a run or a study, and how many files have
     no seal."""
     from efftrain_cli.study.registration import Registration
-    from efftrain_cli.tune_warmup.probe import Receipt, SearchFile
     from efftrain_cli.zeroshot.results import read_entries
 
     kinds: dict[str, type[Record]] = {
         "origin.json": Origin,
-        "search.json": SearchFile,
         "plan.json": Registration,
-        "probe.json": Receipt,
     }
     problems = []
     sealed = []
-    for file in (*path.glob("*"), *path.glob("probes/*/probe.json")):
+    for file in path.glob("*"):
         try:
             if file.name == "recipe.toml":
                 read_recipe_values(path)
-            if file.name in ("recipe.toml", "search.toml"):
                 sealed.append(has_toml_seal(read_toml_text(file)))
             elif file.name == "zeroshot.json":
                 sealed.append(all(entry.is_sealed for entry in read_entries(path)))

@@ -1,10 +1,12 @@
 """How far a search of `efftrain tune-warmup` can be trusted: simulated probes, judged by the search
 itself. Its table is tuning.csv beside this file, of which docs/tune-warmup.md shows some rows.
 
-    python benchmarks/simulations/simulate_tuning.py [--repetitions 400] > tuning.csv
+    python benchmarks/simulations/simulate_tuning.py [--repetitions 60] > tuning.csv
 
-Whether a setting is unstable is drawn, more likely the longer its warmup; training without a warmup
-always is. The table says what the search then returns, and costs.
+Whether a setting is unstable is drawn for each seed, more likely the longer its warmup: half of the
+seeds at a critical duration, which lies anywhere on the list. Training without a warmup always is.
+The table says how often the setting that is returned is unstable on a new seed, and what the search
+cost, in full runs.
 """
 
 from __future__ import annotations
@@ -13,107 +15,103 @@ import argparse
 import csv
 import math
 import sys
-from dataclasses import replace
 
 import numpy as np
 
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.tune_warmup.probe import Probe, Receipt
-from efftrain_cli.tune_warmup.search import Finder, Outcome, Search
+from efftrain_cli.tune_warmup.search import Candidates, Probe, Receipt, find_best, search
+from efftrain_cli.tune_warmup.tune import TuneConfig, find_candidates, tokens_of
 
 Random = np.random.Generator
+COLUMNS = ("recipe", "seeds", "found", "within one", "unstable", "mean", "95 %")
+
+
+def steps_of(setting: tuple[str, ...]) -> int:
+    """Return the duration of a setting; 0 without a warmup."""
+    value = setting[-1].rpartition("=")[2]
+    return int(value) if value.isdigit() else 0
+
+
+def share_unstable(steps: int, critical: float, steepness: float) -> float:
+    """Return the share of seeds on which a duration is unstable."""
+    return 1 / (1 + (critical / steps) ** steepness) if steps else 1.0
 
 
 def searched(
-    search: Search, critical: float, steepness: float, random: Random
-) -> tuple[Outcome, int]:
-    """The outcome of a search and its tokens, where a warmup of `critical` steps is unstable on
-    every second seed, a longer one on more, at a step drawn between the learning rate's peak and
-    the horizon."""
+    candidates: Candidates,
+    tokens: dict[Probe, int],
+    config: TuneConfig,
+    critical: float,
+    steepness: float,
+    random: Random,
+) -> tuple[int | None, int]:
+    """Return the duration that a search finds, and its tokens; a probe is unstable at a step drawn
+    between the learning rate's peak and the horizon."""
     failures: dict[tuple[int, int], float] = {}
+    spent: dict[tuple[int, int], int] = {}
 
-    def run(probe: Probe) -> Receipt:
-        if (probe.steps, probe.seed) not in failures:
-            share = 1 / (1 + (critical / probe.steps) ** steepness) if probe.steps else 1.0
-            end = search.horizon(probe.start, probe.steps)
-            unstable = random.random() < share
-            step = random.uniform(search.lr_warmup_steps + 1, end) if unstable else math.inf
-            failures[probe.steps, probe.seed] = step
-        failure = failures[probe.steps, probe.seed]
-        stable = failure > probe.horizon
-        stopped = probe.horizon if stable else int(failure)
-        return Receipt(
-            probe=probe,
-            stable=stable,
-            max_fluctuation=1.0,
-            fluctuation_step=stopped,
-            stopped_at_step=stopped,
-            tokens=search.tokens(probe.start, probe.steps, stopped),
-            seconds=0.0,
-            curve=(),
-        )
+    def see(probe: Probe) -> Receipt:
+        steps = steps_of(probe.setting)
+        key = (steps, probe.seed)
+        if key not in failures:
+            is_unstable = random.random() < share_unstable(steps, critical, steepness)
+            end = candidates.horizons[0]
+            step = random.uniform(candidates.climb + 1, end) if is_unstable else math.inf
+            failures[key] = step
+        stopped = int(min(probe.horizon, failures[key]))
+        ended = Probe(probe.setting, 0, stopped)
+        if ended not in tokens:
+            tokens[ended] = tokens_of(config, ended)
+        spent[key] = tokens[ended]
+        unstable_at = stopped if stopped < probe.horizon else None
+        curve = ((0, 6.0), (tokens[ended], 4.0))
+        return Receipt(1.0, unstable_at, stopped, 0.0, math.inf, curve)
 
-    finder = Finder(search, [], run)
-    outcome = finder.find()
-    return outcome, sum(receipt.tokens for receipt in finder.receipts.values())
+    best = find_best(candidates, list(search(candidates, see)))
+    duration = None if best is None else steps_of(best.setting)
+    return duration, sum(spent.values())
 
 
 def search_rates(
-    search: Search, steepness: float, repetitions: int, random: Random
+    name: str, seeds: int, steepness: float, repetitions: int, random: Random
 ) -> dict[str, float]:
-    """Shares over critical durations spread evenly (in the logarithm) over the grid: of searches
-    that return a setting which was verified, of those within one neighbour of the critical
-    duration, and within two; cost in shares of a full run."""
-    durations = search.durations(search.starts[0])
-    low, high = math.log(durations[0]), math.log(durations[-1])
-    verified = near = nearer = 0
+    """Return shares over critical durations spread evenly (in the logarithm) over the list."""
+    config = TuneConfig(recipe=name, seeds=tuple(range(seeds)))
+    recipe = load_recipe(name)
+    candidates = find_candidates(config, recipe)
+    durations = [steps_of(setting) for setting in candidates.durations]
+    low, high = math.log(durations[-1]), math.log(durations[0])
+    tokens: dict[Probe, int] = {}
+    near = 0
+    unstable = []
     costs = []
     for _ in range(repetitions):
         critical = math.exp(random.uniform(low, high))
-        outcome, tokens = searched(search, critical, steepness, random)
-        costs.append(tokens / search.recipe.train.tokens)
-        if outcome.verified and outcome.steps is not None:
-            verified += 1
-            away = abs(math.log(outcome.steps / critical)) / math.log(2) * 2
-            nearer += away <= 1.1
-            near += away <= 2.1
+        found, spent = searched(candidates, tokens, config, critical, steepness, random)
+        costs.append(spent / recipe.train.tokens)
+        if found is not None:
+            unstable.append(share_unstable(found, critical, steepness))
+            near += abs(math.log(found / critical)) / math.log(2) * 2 <= 1.1
     return {
-        "verified": verified / repetitions,
-        "within one": nearer / max(1, verified),
-        "within two": near / max(1, verified),
+        "found": len(unstable) / repetitions,
+        "within one": near / max(1, len(unstable)),
+        "unstable": float(np.mean(unstable)),
         "mean": float(np.mean(costs)),
         "95 %": float(np.quantile(costs, 0.95)),
-        "most": max(costs),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=400)
+    parser.add_argument("--repetitions", type=int, default=60)
     repetitions = parser.parse_args().repetitions
     random = np.random.default_rng(1)
     table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(
-        (
-            "recipe",
-            "seeds",
-            "budget",
-            "verified",
-            "within one",
-            "within two",
-            "mean",
-            "95 %",
-            "most",
-        )
-    )
+    table.writerow(COLUMNS)
     for name in ("gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw"):
-        plain = Search(recipe=load_recipe(name))
-        for seeds, share in (((1,), None), ((0, 1, 2), None), ((1,), 0.1)):
-            budget = None if share is None else int(share * plain.recipe.train.tokens)
-            search = replace(plain, seeds=seeds, budget=budget)
-            found = search_rates(search, 8.0, repetitions, random)
-            values = [f"{value:.3f}" for value in found.values()]
-            table.writerow((name, len(seeds), "" if share is None else share, *values))
+        for seeds in (1, 2, 3):
+            rates = search_rates(name, seeds, 8.0, repetitions, random)
+            table.writerow((name, seeds, *(f"{value:.3f}" for value in rates.values())))
 
 
 if __name__ == "__main__":

@@ -1,330 +1,494 @@
-"""`efftrain tune-warmup`: finds a warmup by short probes instead of full runs, and shows what each
-of them found and cost.
+"""`efftrain tune-warmup`: find a warmup by short probes instead of full runs.
 
     runs/<name>/
-      search.toml       the recipe being searched; search.json: the search's options
-      probes/           a run directory per probe, with a probe.json once it has been seen for as
-                        long as was asked
-      receipts.csv      every probe: tokens, seconds, largest fluctuation, verdict, curve
-      probes.png        the perplexity curves
-      tuned.toml        the recipe with the warmup found; RECIPE-tuned.toml: the same, after which
-                        its runs are named
+      search.toml              the recipe that is searched
+      probes/<setting>-seedN/  a run for each probe
+      receipts.csv             every probe: steps, tokens, seconds, largest fluctuation, loss
+    recipes/<recipe>-tuned.toml  the recipe with the warmup that was found
 
-`Finder` asks only for probes that have no receipt on disk, so a search that was killed goes on
-where it stopped, and one that ran out of budget goes on with a larger one.
+A probe's receipt is read from its run. So the same command continues a search that was killed, and
+one that ran out of budget continues with a larger one.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import torch
 
 from efftrain_cli.foundation.console import (
     counted,
-    human_seconds,
+    human_count,
     make_console,
-    perplexity,
     print_labelled,
+    say,
     steady_output,
 )
-from efftrain_cli.foundation.errors import DivergedError, RecipeError, UsageError
-from efftrain_cli.foundation.files import csv_text, made_beside, make_folder, write_whole
-from efftrain_cli.foundation.records import read_record, sealed_toml, write_record
+from efftrain_cli.foundation.errors import DivergedError, UsageError
+from efftrain_cli.foundation.files import csv_text, make_folder, write_whole
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.recipe.draft import is_path, parse_override, recipe_name
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import run_path, runs_in
+from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.metrics import latest_rows
-from efftrain_cli.run.stability import fluctuation, validation_curve
-from efftrain_cli.training.session import prepare_session
+from efftrain_cli.run.stability import fluctuation
 from efftrain_cli.trials.runner import TrialRunner
-from efftrain_cli.trials.trial import Trial
-from efftrain_cli.tune_warmup import printing
-from efftrain_cli.tune_warmup.grid import kind_of
-from efftrain_cli.tune_warmup.printing import share_up, tokens_text
-from efftrain_cli.tune_warmup.probe import Probe, Receipt, SearchFile
-from efftrain_cli.tune_warmup.search import Finder, Outcome, Search
+from efftrain_cli.trials.trial import Trial, parse_settings, run_name, setting_word
+from efftrain_cli.tune_warmup.search import (
+    BudgetError,
+    Candidates,
+    Probe,
+    Receipt,
+    Setting,
+    Verdict,
+    find_best,
+    search,
+)
 
-if TYPE_CHECKING:
-    from rich.console import Console
+MARK = "# Found by `efftrain tune-warmup`"
+"""Beginning of a tuned recipe."""
+COLUMNS = (
+    "setting",
+    "seed",
+    "steps",
+    "tokens",
+    "seconds",
+    "fluctuation",
+    "unstable_at",
+    "loss",
+)
+UNIGRAM_TOKENS = 10_000_000
+"""Most tokens of each text that token frequencies are counted on."""
 
 
-def default_name(recipe_name: str, search: Search) -> str:
-    """Name a search's directory, by what is tuned too if that is not the recipe's own warmup."""
-    if search.tune in (None, kind_of(search.recipe)):
-        return f"{recipe_name}-tune"
-    return f"{recipe_name}-tune-{search.kind}"
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """What is searched, and how."""
+
+    recipe: str
+    """Name or path."""
+    settings: Setting = ()
+    start: str | None = None
+    """`key=value,value`, the most wanted first; None: of a sequence length warmup."""
+    duration: str | None = None
+    """Likewise."""
+    seeds: Sequence[int] = ()
+    """Seeds of every setting; empty: three from the recipe's on."""
+    steps: int | None = None
+    """Steps that a duration is seen for; None: three learning-rate warmups."""
+    threshold: float = 1.3
+    """Perplexity over its best so far above which a probe is unstable."""
+    budget: float = math.inf
+    """Tokens that all probes together may train."""
+    name: str | None = None
+    """Of the search's folder; None: RECIPE-tune."""
+    device: str = "auto"
+    devices: int = 1
 
 
-def tune(
-    search: Search,
-    *,
-    recipe_name: str,
-    name: str | None = None,
-    device: str = "auto",
-    devices: int = 1,
-) -> Path:
-    """Run the search, or what is left of it, and return its directory.
+def tune(config: TuneConfig, plan_only: bool = False) -> Path:
+    """Run the search, or what is left of it, and return its folder.
 
     Raises:
-        UsageError: the directory holds another search.
-        StoppedError: a signal came; the same command goes on.
-        DivergedError: no setting is stable; receipts and plot are written anyway.
+        UsageError: nothing to search for, a budget below the first probe, or the folder holds
+            another search.
+        DivergedError: no setting is recommended; the receipts are written.
     """
-    folder = run_path(name or default_name(recipe_name, search))
-    runner = TrialRunner(folder, device=device, devices=devices)
+    recipe = load_recipe(config.recipe, config.settings)
+    name = recipe_name(config.recipe)
+    folder = run_path(config.name or f"{name}-tune")
+    candidates = find_candidates(config, recipe)
     console = make_console()
-    with steady_output():
-        _claim(folder, search)
-        # The search must not find a warmup that pretrain would refuse: a longer one reads more
-        # text.
-        start = search.starts[0]
-        longest = summarize_plan(search.recipe_with(start, search.durations(start)[-1]))
-        session = prepare_session(search.recipe, torch.device("cpu"))
-        session.train_data.check_budget(longest.windows, search.recipe.data)
-
-        def run(probe: Probe) -> Receipt:
-            printing.announce(console, search, probe, finder.receipts)
-            receipt = run_probe(folder, search, probe, runner, recipe_name)
-            printing.show_receipt(console, receipt)
-            return receipt
-
-        finder = Finder(search, read_receipts(folder), run)
-        printing.show_plan(console, search, len(finder.receipts))
-        outcome = finder.find()
-    return _finish(console, folder, search, list(finder.receipts.values()), outcome, recipe_name)
-
-
-def _claim(folder: Path, search: Search) -> None:
-    """Make the directory of a search, or check that the existing one is of the same search. Its
-    budget and seeds may change: finished probes stay valid."""
-    options = SearchFile(
-        schema_version=SearchFile.newest,
-        tune=search.kind,
-        multiples=search.multiples,
-        threshold=search.threshold,
-        max_share=search.max_share,
-    )
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with made_beside(folder) as temporary:
-            temporary.mkdir()
-            write_whole(temporary / "search.toml", sealed_toml(dump_recipe(search.recipe)))
-            write_record(temporary / "search.json", options)
-        return
+    if plan_only:
+        print_labelled(console, plan_lines(config, candidates, recipe), indent=9)
+        return folder
+    tuned = Path("recipes") / f"{name}-tuned.toml"
+    check_free(tuned)
+    _claim(folder, recipe)
+    prober = Prober(folder=folder, config=config)
+    verdicts: list[Verdict] = []
     try:
-        same = read_record(folder / "search.json", SearchFile).to_json() == options.to_json()
-        same = same and load_recipe(str(folder / "search.toml")) == search.recipe
-    except FileNotFoundError:
-        raise UsageError(f"{folder} exists but holds no search\n  give another --name") from None
-    except RecipeError:
-        same = False
-    if not same:
-        raise UsageError(
-            f"{folder} holds a search with another recipe or other options"
-            " (search.toml and search.json there say which)\n  give another --name, or remove it"
-        )
-
-
-# --- probes ---------------------------------------------------------------------------------------
-
-
-def run_probe(
-    folder: Path, search: Search, probe: Probe, runner: TrialRunner, recipe_name: str
-) -> Receipt:
-    """Train a probe, or its rest, until its verdict is clear; write and return its receipt."""
-    probes = folder / "probes"
-    make_folder(probes)
-    recipe = probes / f"{recipe_name}.toml"
-    write_whole(recipe, dump_recipe(search.recipe_of(probe)))
-    trial = Trial(
-        str(recipe), (), probe.seed, probe.name, until=probe.horizon, threshold=search.threshold
-    )
-    with runs_in(probes):
-        (run,) = runner.train([trial])
-
-    rows = latest_rows(probes / probe.name)
-    if rows[-1].get("nonfinite"):
-        rows.pop()  # its update was not applied
-    curve = validation_curve(rows)
-    if run.status == "diverged" and fluctuation(curve)[0] <= search.threshold:
-        # A loss, a weight or a validation loss that is not finite is in no row.
-        curve.append((rows[-1]["step"] + 1, math.inf))
-    worst, at = fluctuation(curve)
-
-    def largest(column: str) -> float | None:
-        return max((row[column] for row in rows if row.get(column) is not None), default=None)
-
-    receipt = Receipt(
-        probe=probe,
-        stable=worst <= search.threshold,
-        max_fluctuation=worst,
-        fluctuation_step=at,
-        stopped_at_step=rows[-1]["step"],
-        tokens=rows[-1]["tokens"],
-        seconds=sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
-        curve=tuple(curve),
-        max_grad_norm=largest("grad_norm"),
-        max_adam_sqrt_v=largest("adam_sqrt_v_max"),
-        max_loss_ratio=largest("loss_ratio"),
-    )
-    write_record(probes / probe.name / "probe.json", receipt)
-    # The search may ask a survivor for more, which needs its checkpoint then.
-    if not receipt.stable or probe.horizon >= search.horizon(probe.start, probe.steps):
-        forget_checkpoints(probes / probe.name)
-    return receipt
-
-
-def forget_checkpoints(path: Path) -> None:
-    """Remove the checkpoints of a probe that will not be continued."""
-    shutil.rmtree(path / "checkpoints", ignore_errors=True)
-
-
-def read_receipts(folder: Path) -> list[Receipt]:
-    """Return the receipts of a search's probes, in the order in which they ended."""
-    paths = sorted((folder / "probes").glob("*/probe.json"))
-    paths.sort(key=lambda path: path.stat().st_mtime_ns)
-    return [read_record(path, Receipt) for path in paths]
-
-
-def receipt_row(search: Search, receipt: Receipt) -> dict[str, object]:
-    """Return a probe as receipts.csv has it: `sequences` is the ramp's length if the batch size is
-    warmed up, and `perplexity_by_step` the curve as `step:perplexity` pairs."""
-    probe = receipt.probe
-    curve = (f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve)
-    return {
-        "probe": probe.name,
-        "start": probe.start,
-        "steps": probe.steps,
-        "sequences": search.ramp(probe.start, probe.steps) or "",
-        "seed": probe.seed,
-        "horizon": probe.horizon,
-        "verdict": receipt.verdict,
-        "stopped_at_step": receipt.stopped_at_step,
-        "tokens": receipt.tokens,
-        "share_of_budget": f"{receipt.tokens / search.recipe.train.tokens:.6f}",
-        "seconds": f"{receipt.seconds:.3f}",
-        "max_fluctuation": f"{receipt.max_fluctuation:.4f}",
-        "fluctuation_step": receipt.fluctuation_step,
-        "max_grad_norm": _six_digits(receipt.max_grad_norm),
-        "max_adam_sqrt_v": _six_digits(receipt.max_adam_sqrt_v),
-        "max_loss_ratio": _six_digits(receipt.max_loss_ratio),
-        "perplexity_by_step": " ".join(curve),
-    }
-
-
-def _six_digits(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
-
-
-# --- the end of a search --------------------------------------------------------------------------
-
-
-def _finish(
-    console: Console,
-    folder: Path,
-    search: Search,
-    receipts: Sequence[Receipt],
-    outcome: Outcome,
-    recipe_name: str,
-) -> Path:
-    """Write what the search found, and print what it cost.
-
-    Raises:
-        DivergedError: no setting is stable.
-    """
-    budget = search.recipe.train.tokens
-    if receipts:
-        rows = [receipt_row(search, receipt) for receipt in receipts]
-        table = csv_text(list(rows[0]), [list(row.values()) for row in rows])
-        write_whole(folder / "receipts.csv", table)
-        printing.plot(folder / "probes.png", search, receipts)
-        printing.plot_in_terminal(console, search, receipts)
-        printing.show_table(console, search, rows)
-        tokens = sum(receipt.tokens for receipt in receipts)
-        seconds = sum(receipt.seconds for receipt in receipts)
-        settings = len({(receipt.probe.start, receipt.probe.steps) for receipt in receipts})
-        cost = (
-            f"{counted(len(receipts), 'probe')}, {tokens_text(tokens, budget)},"
-            f" {human_seconds(seconds)}"
-        )
-        full = (
-            f"full runs of the {counted(settings, 'setting')} probed"
-            f" would be {tokens_text(settings * budget, budget)}"
-        )
-        if tokens:  # else every probe failed in its first step
-            full += (
-                f", about {human_seconds(seconds / tokens * settings * budget)} at the probes' rate"
-            )
-        console.print()
-        print_labelled(console, [f"cost       {cost}", f"           {full}"])
-    print_labelled(console, [f"found      {outcome.statement}"])
-    if outcome.needed is None:
-        for path in (folder / "probes").glob("*"):
-            forget_checkpoints(path)
-    word = "tuned" if outcome.verified else "untuned"
-    tuned = folder / f"{recipe_name}-{word}.toml"
-    text = tuned_recipe(search, outcome, len(receipts), recipe_name)
-    for path in (folder / "tuned.toml", tuned):
-        write_whole(path, text)
-    if outcome.start is None or outcome.steps is None:
-        start = f", a longer {search.start_name}" if search.start_name else ""
+        with steady_output():
+            for verdict in search(candidates, prober.see):
+                verdicts.append(verdict)
+                say(f"{shown(verdict.setting)}, {verdict.horizon:,} steps: {describe(verdict)}")
+    except BudgetError as error:
+        if not prober.receipts:
+            raise UsageError(
+                f"--budget {config.budget:,.0f} is below the first probe\n"
+                f"  give at least {error.needed}"
+            ) from None
+        say(f"the budget ended\n  --budget {error.needed} continues from here")
+    write_whole(folder / "receipts.csv", prober.table())
+    best = find_best(candidates, verdicts)
+    lines = list(result_lines(candidates, verdicts, best))
+    lines.append(f"cost     {prober.cost(recipe)}")
+    if best is None:
+        print_labelled(console, lines, indent=9)
+        receipts = folder / "receipts.csv"
         raise DivergedError(
-            f"no stable setting was found; {tuned} holds {search.rule_of_thumb}, marked"
-            f" as not stable, and {folder / 'receipts.csv'} the receipts\n"
-            "search again under another --name with a lower optim.lr,"
-            f" a longer optim.warmup_steps (--tune lr searches it){start}"
+            f"no warmup is recommended; {receipts} has the probes\n  {advice(verdicts)}"
         )
-    setting = "no warmup"
-    if outcome.steps:
-        setting = search.named(outcome.start, str(outcome.steps))
-    if outcome.steps and search.kind == "batch":
-        setting += f", a ramp of {search.ramp(outcome.start, outcome.steps)} sequences"
-    if outcome.needed is not None:
-        share = share_up(outcome.needed, budget)
-        print_labelled(
-            console, [f"more       the same command with {share} or more goes on from here"]
-        )
-    # What was tuned is part of the name if that is not the recipe's own warmup.
-    other = default_name(recipe_name, search).removeprefix(f"{recipe_name}-tune")
-    ends = [
-        f"{word:<10} {setting}: {tuned}\n\nnext",
-        f"  efftrain pretrain --recipe {tuned}"
-        f" --name {recipe_name}-{word}{other}-seed{search.recipe.seed}",
-    ]
-    if receipts:
-        curves = folder / "probes.png"
-        ends.append(f"  receipts and curves: {folder / 'receipts.csv'}, {curves}")
-    console.print("\n".join(ends), markup=False, soft_wrap=True)
+    tuned.parent.mkdir(exist_ok=True)
+    write_whole(tuned, tuned_text(config, best))
+    lines += [f"recipe   {tuned}", f"next     efftrain pretrain --recipe {tuned.stem}"]
+    print_labelled(console, lines, indent=9)
     return folder
 
 
-def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str) -> str:
-    """Return the text of tuned.toml: the searched recipe with the setting to take, or the one to
-    begin with where none is stable, and what is known of it."""
-    if outcome.start is None or outcome.steps is None:
-        start, steps = search.own
-        word = f"NOT STABLE in the probes; {search.rule_of_thumb}"
+def check_free(path: Path) -> None:
+    """Refuse a path with a recipe that no search has written.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if path.exists() and not path.read_text("utf-8").startswith(MARK):
+        raise UsageError(f"{path} exists and was not written by tune-warmup\n  rename it")
+
+
+def shown(setting: Setting) -> str:
+    """Write a setting without its section: "start=8 steps=60"."""
+    return " ".join(text.rpartition(".")[2] for text in setting)
+
+
+def describe(verdict: Verdict) -> str:
+    """Describe what the seeds of a setting have shown, with the mean of their last losses."""
+    loss = f"loss {verdict.loss:.2f}"
+    last = verdict.words[-1]
+    seeds = len(verdict.words)
+    if verdict.is_stable:
+        return f"stable on {counted(seeds, 'seed')} ({loss})"
+    steps = [receipt.unstable_at for receipt in verdict.receipts if receipt.unstable_at is not None]
+    if not steps:
+        return f"{last} on seed {seeds} ({loss})"
+    return f"unstable at step {min(steps):,} ({loss})"
+
+
+def result_lines(
+    candidates: Candidates, verdicts: Sequence[Verdict], best: Verdict | None
+) -> Iterator[str]:
+    """Describe the verdicts on one line, the control, and what was found."""
+    if not verdicts:
+        return
+    control, *others = verdicts
+    if others:
+        tried = [f"{shown(verdict.setting)} {describe(verdict)}" for verdict in others]
+        yield f"tried    {'; '.join(tried)}"
+    yield f"control  {shown(control.setting)}: {describe(control)}"
+    if best is not None:
+        seeds = len(candidates.seeds)
+        yield (
+            f"found    {shown(best.setting)}: stable on {seeds} of {seeds} seeds"
+            f" for {best.horizon:,} steps"
+        )
+    elif control.is_stable:
+        yield "found    nothing: stable without the warmup too"
     else:
-        start = outcome.start
-        steps = outcome.steps
-        word = "NOT VERIFIED by a probe"
-        if outcome.verified:
-            word = "found"
-    comments = {}
-    if steps:
-        comments[search.duration_name] = word
-    if steps and search.kind == "batch":
-        comments[search.duration_name] = f"{word}: {steps} steps"
-    if steps and search.start_name:
-        comments[search.start_name] = word
-    return (
-        f"# {recipe_name} after `efftrain tune-warmup` with {probes} probes"
-        f" (threshold {search.threshold:g}, {search.multiples} learning-rate warmups).\n"
-        "#"
-        f" {outcome.statement}\n" + dump_recipe(search.recipe_with(start, steps), comments)
+        yield "found    nothing that is stable on all seeds and no worse than the control"
+
+
+def advice(verdicts: Sequence[Verdict]) -> str:
+    """Return what to do after a search that recommends nothing."""
+    if verdicts and verdicts[0].is_stable:
+        return "train without the warmup, or raise optim.lr"
+    return "lower optim.lr, lengthen optim.warmup_steps, or give longer starts"
+
+
+# What is searched.
+
+
+def find_candidates(config: TuneConfig, recipe: Recipe) -> Candidates:
+    """Return what the search chooses from.
+
+    Raises:
+        UsageError: a key without values, or a recipe without a learning-rate warmup.
+    """
+    climb = recipe.optim.warmup_steps
+    if climb < 1:
+        raise UsageError(
+            "probes last as long as the learning-rate warmup, and optim.warmup_steps is 0\n"
+            "  set it, for example --set optim.warmup_steps=100"
+        )
+    if config.threshold <= 1:
+        raise UsageError(f"--threshold {config.threshold:g} is not above 1\n  give one such as 1.3")
+    starts, durations = default_values(recipe)
+    if config.duration is not None:
+        starts = [()]
+        durations = settings_of("--duration", config.duration)
+    if config.start is not None:
+        starts = settings_of("--start", config.start)
+    section = durations[0][0].partition(".")[0]
+    control = "optim.warmup_steps=0" if section == "optim" else f"{section}=false"
+    horizons = []
+    is_own = []
+    for duration in durations:
+        varied = recipe_with(config, starts[0] + duration)
+        wanted = config.steps or 3 * varied.optim.warmup_steps
+        # The run may end before.
+        horizons.append(summarize_plan(varied, until=wanted).steps)
+        is_own.append(varied == recipe)
+    return Candidates(
+        starts=starts,
+        durations=durations,
+        first=is_own.index(True) if any(is_own) else len(durations) // 2,
+        control=(control,),
+        climb=climb,
+        horizons=horizons,
+        seeds=config.seeds or range(recipe.seed, recipe.seed + 3),
     )
+
+
+def settings_of(option: str, text: str) -> list[Setting]:
+    """Return a setting for each value of `key=value,value`.
+
+    Raises:
+        UsageError: there are fewer than two.
+    """
+    ((key, values),) = parse_settings([text])
+    if len(values) < 2:
+        raise UsageError(
+            f"{option} {text!r} has one value, so nothing is searched\n"
+            "  give several, the most wanted first"
+        )
+    return [(f"{key}={value}",) for value in values]
+
+
+def default_values(recipe: Recipe) -> tuple[list[Setting], list[Setting]]:
+    """Return starts and durations of a sequence length warmup around the recipe's own.
+
+    Starts double from the recipe's on. Durations are factors of about 1.4 apart, from the
+    learning-rate warmup to 0.66 of the run: the longest of the paper's authors took 63 %.
+    """
+    warmup = recipe.seq_len_warmup
+    climb = recipe.optim.warmup_steps
+    full_steps = recipe.train.tokens // (recipe.train.batch_size * recipe.model.seq_len)
+    start = 8
+    steps = max(climb, full_steps // 3)
+    if warmup is not None and warmup.steps is not None:
+        start = warmup.start
+        steps = warmup.steps
+    starts: list[Setting] = []
+    while start < recipe.model.seq_len:
+        starts.append((f"seq_len_warmup.start={start}",))
+        start *= 2
+    # The mean length of a warmup is about half the full one.
+    longest = 2 * 0.66 * full_steps
+    around = {steps}
+    for power in range(-20, 21):
+        duration = round(steps * 2 ** (power / 2))
+        if climb <= duration <= longest:
+            around.add(duration)
+    return starts, [(f"seq_len_warmup.steps={n}",) for n in sorted(around, reverse=True)]
+
+
+@cache
+def recipe_with(config: TuneConfig, setting: Setting) -> Recipe:
+    """Return the searched recipe with a setting."""
+    return load_recipe(config.recipe, (*config.settings, *setting))
+
+
+def tokens_of(config: TuneConfig, probe: Probe) -> int:
+    """Return the tokens that a probe has trained at its horizon."""
+    return summarize_plan(recipe_with(config, probe.setting), until=probe.horizon).tokens
+
+
+def plan_lines(config: TuneConfig, candidates: Candidates, recipe: Recipe) -> Iterator[str]:
+    """Describe the search before it begins, with the cost of its first verdicts."""
+    first = candidates.durations[candidates.first]
+    seeds = len(candidates.seeds)
+    horizon = candidates.horizons[candidates.first]
+    own = Probe(candidates.starts[0] + first, 0, horizon)
+    control = Probe(candidates.control, 0, max(candidates.horizons))
+    starts = ", ".join(map(shown, candidates.starts))
+    if starts:
+        yield f"starts   {starts}: {candidates.climb:,} steps each"
+    durations = ", ".join(map(shown, candidates.durations))
+    yield f"lengths  {durations}: {horizon:,} steps for the first, {shown(first)}"
+    yield f"seeds    {', '.join(map(str, candidates.seeds))}: stable on all of them"
+    for what, probe in (("control", control), ("cost", own)):
+        cost = seeds * tokens_of(config, probe)
+        share = cost / recipe.train.tokens
+        text = f"{human_count(cost)} tokens ({share:.1%} of a run) for {shown(probe.setting)}"
+        yield f"{what:<8} {text}, at most"
+
+
+def _claim(folder: Path, recipe: Recipe) -> None:
+    """Write the searched recipe, or check that the folder is of the same search.
+
+    Raises:
+        UsageError: it holds another recipe's, or no search.
+    """
+    path = folder / "search.toml"
+    if path.exists():
+        if load_recipe(str(path)) != recipe:
+            raise UsageError(f"{path} is another recipe\n  give another --name, or remove {folder}")
+    elif folder.exists():
+        raise UsageError(f"{folder} exists but holds no search\n  give another --name")
+    else:
+        make_folder(folder)
+        write_whole(path, dump_recipe(recipe))
+
+
+def tuned_text(config: TuneConfig, best: Verdict) -> str:
+    """Return the recipe that was found: a child of the one that was searched."""
+    import tomlkit
+
+    base = config.recipe
+    if is_path(base):
+        base = str(Path(base).absolute())
+    document = tomlkit.document()
+    document["base"] = base
+    for text in (*config.settings, *best.setting):
+        key, value = parse_override(text)
+        *sections, last = key.split(".")
+        table = document
+        for section in sections:
+            table = table.setdefault(section, tomlkit.table())
+        table[last] = value
+    seeds = ", ".join(f"{receipt.loss:.2f}" for receipt in best.receipts)
+    comment = f"{MARK}: stable for {best.horizon:,} steps on every seed, losses {seeds}.\n"
+    return comment + tomlkit.dumps(document)
+
+
+# The probes.
+
+
+@dataclass(kw_only=True)
+class Prober:
+    """Trains what a search asks for, and keeps the receipts."""
+
+    folder: Path
+    config: TuneConfig
+    receipts: dict[tuple[Setting, int], Receipt] = field(default_factory=dict)
+    """By setting and seed."""
+
+    def see(self, probe: Probe) -> Receipt:
+        """Return a probe's receipt, after training what is missing.
+
+        Raises:
+            BudgetError: it could exceed the budget.
+        """
+        receipt = self.read(probe)
+        if receipt is None or receipt.judge(probe.horizon, may_be_stuck=False) is None:
+            others = 0
+            for key, other in self.receipts.items():
+                if key != (probe.setting, probe.seed):
+                    others += other.tokens
+            needed = others + tokens_of(self.config, probe)
+            if needed > self.config.budget:
+                raise BudgetError(needed)
+            self.train(probe)
+            receipt = self.read(probe)
+            assert receipt is not None
+        self.receipts[probe.setting, probe.seed] = receipt
+        return receipt
+
+    def read(self, probe: Probe) -> Receipt | None:
+        """Return what a probe's run has shown; None if it was never trained."""
+        path = self.folder / "probes" / name_of(probe)
+        rows = latest_rows(path) if (path / "metrics.jsonl").exists() else []
+        if not rows:
+            return None
+        points = []
+        for row in rows:
+            # The update of a step that is not finite was not applied.
+            loss = math.inf if row.get("nonfinite") else row.get("val_loss")
+            if loss is not None:
+                points.append((row["step"], row["tokens"], loss))
+        unstable_at = None
+        worst = 0.0
+        for count in range(2, len(points) + 1):
+            worst = fluctuation([(step, loss) for step, _, loss in points[:count]])[0]
+            if worst > self.config.threshold:
+                unstable_at = points[count - 1][0]
+                break
+        if unstable_at is None and _has_diverged(path):
+            # A weight or a validation loss that is not finite is in no row.
+            worst = math.inf
+            unstable_at = rows[-1]["step"] + 1
+            points.append((unstable_at, rows[-1]["tokens"], math.inf))
+        first = points[0][2]
+        return Receipt(
+            fluctuation=worst,
+            unstable_at=unstable_at,
+            steps=rows[-1]["step"],
+            seconds=sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
+            stuck_above=self.unigram_loss - 0.05 * (first - self.unigram_loss),
+            curve=tuple((tokens, loss) for _, tokens, loss in points),
+        )
+
+    @cached_property
+    def unigram_loss(self) -> float:
+        """Cross-entropy of the validation text by the training text's token frequencies, nats per
+        token."""
+        import numpy as np
+
+        from efftrain_cli.data.prepare import limits_of, prepare
+
+        recipe = recipe_with(self.config, ())
+        corpus = prepare(recipe.data, limits=limits_of(recipe))
+        counts = []
+        for side in (corpus.train, corpus.valid):
+            tokens = side.read([0], min(side.tokens, UNIGRAM_TOKENS))[0]
+            counts.append(np.bincount(tokens, minlength=corpus.vocab_size))
+        train, valid = counts
+        # One more of each token: the validation text may have some that training has not.
+        losses = -np.log((train + 1) / (train + 1).sum())
+        return float(valid @ losses / valid.sum())
+
+    def train(self, probe: Probe) -> None:
+        """Train a probe up to its horizon, or to its first significant fluctuation."""
+        recipe = recipe_with(self.config, probe.setting)
+        climb = recipe_with(self.config, ()).optim.warmup_steps
+        every = max(1, min(recipe.eval.every, climb // 10))
+        recipe = replace(
+            recipe,
+            eval=replace(recipe.eval, every=every),
+            checkpoint=replace(recipe.checkpoint, keep=1),
+        )
+        folder = self.folder / "probes"
+        make_folder(folder)
+        path = folder / f"{recipe_name(self.config.recipe)}.toml"
+        write_whole(path, dump_recipe(recipe))
+        name = name_of(probe)
+        if not (folder / name / "checkpoints").exists():
+            shutil.rmtree(folder / name, ignore_errors=True)  # it ended, and begins again
+        threshold = self.config.threshold
+        trial = Trial(str(path), (), probe.seed, name, probe.horizon, threshold=threshold)
+        runner = TrialRunner(self.folder, device=self.config.device, devices=self.config.devices)
+        with runs_in(folder):
+            runner.train([trial])
+        if probe.horizon > climb:  # nothing asks for more
+            shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)
+
+    def table(self) -> str:
+        """Return the receipts as CSV."""
+        rows = []
+        for (setting, seed), receipt in self.receipts.items():
+            numbers = (receipt.steps, receipt.tokens, f"{receipt.seconds:.3f}")
+            unstable_at = "" if receipt.unstable_at is None else receipt.unstable_at
+            losses = (f"{receipt.fluctuation:.4f}", unstable_at, f"{receipt.loss:.4f}")
+            rows.append((" ".join(setting), seed, *numbers, *losses))
+        return csv_text(COLUMNS, rows)
+
+    def cost(self, recipe: Recipe) -> str:
+        """Describe what the probes have cost."""
+        tokens = sum(receipt.tokens for receipt in self.receipts.values())
+        share = tokens / recipe.train.tokens
+        probes = counted(len(self.receipts), "probe")
+        return f"{probes}, {human_count(tokens)} tokens: {share:.0%} of a run"
+
+
+def _has_diverged(run: Path) -> bool:
+    """Return whether a run has reported a divergence."""
+    return any(event.get("event") == "diverged" for event in read_lines(run / "events.jsonl"))
+
+
+def name_of(probe: Probe) -> str:
+    """Return the name of a probe's run: the same for every horizon."""
+    words = [setting_word(*text.split("=", 1)) for text in probe.setting]
+    return run_name([*words, f"seed{probe.seed}"], probe.setting)

@@ -34,14 +34,6 @@ def test_checkpoints_as_json(tmp_path):
     )
 
 
-def test_a_warmup_search_as_json():
-    about = read("tune-warmup --recipe unstable-slw --plan --format json")
-    worst = about["cost"]["worst"]
-    assert about["searches"] and worst["probes"] > 1
-    assert worst["tokens"] >= about["smallest_budget"] > 0
-    assert about["starts"] == sorted(about["starts"]) and about["durations"]
-
-
 TINY = RECIPE.replace("tokens = 2048", "tokens = 512").replace("windows = 4", "windows = 8")
 
 

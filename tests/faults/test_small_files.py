@@ -23,8 +23,6 @@ from efftrain_cli.run.origin import read_origin
 from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.run_list import read_runs
 from efftrain_cli.study.registration import Registration
-from efftrain_cli.tune_warmup.probe import Probe, Receipt, SearchFile
-from efftrain_cli.tune_warmup.tune import read_receipts
 from efftrain_cli.zeroshot.results import read_results, save_result
 from tests.damage import flips
 from tests.faults.conftest import call
@@ -50,36 +48,6 @@ def make_recipe(folder: Path) -> Path:
     recipe = load_recipe("small", ["train.tokens=8000"])
     with Run.create("r", dump_recipe(recipe), {"recipe": "small"}) as run:
         return run.path / "recipe.toml"
-
-
-def make_probe(folder: Path) -> Path:
-    path = folder / "probes" / "start8-steps16-seed0"
-    path.mkdir(parents=True)
-    receipt = Receipt(
-        probe=Probe(start=8, steps=16, seed=0, horizon=12),
-        stable=True,
-        max_fluctuation=1.25,
-        fluctuation_step=7,
-        stopped_at_step=12,
-        tokens=99,
-        seconds=1.5,
-        curve=((0, 5.0), (7, 4.5)),
-    )
-    write_record(path / "probe.json", receipt)
-    return path / "probe.json"
-
-
-def make_search(folder: Path) -> Path:
-    record = SearchFile(
-        schema_version=1,
-        tune="length",
-        multiples=3,
-        threshold=1.3,
-        max_share=0.5,
-        eval_every=None,
-    )
-    write_record(folder / "search.json", record)
-    return folder / "search.json"
 
 
 def make_plan(folder: Path) -> Path:
@@ -119,14 +87,8 @@ def make_corpus(folder: Path) -> Path:
     return corpus.folder / "manifest.json"
 
 
-def read_probes(folder: Path) -> list[dict[str, object]]:
-    return [receipt.to_json() for receipt in read_receipts(folder)]
-
-
 FILES = {
     "origin": SmallFile(make_origin, lambda path: read_origin(path.parent), "data"),
-    "probe": SmallFile(make_probe, lambda path: read_probes(path.parents[2]), "probe"),
-    "search": SmallFile(make_search, lambda path: read_record(path, SearchFile), "threshold"),
     "plan": SmallFile(make_plan, lambda path: read_record(path, Registration), "registered"),
     "zeroshot": SmallFile(make_zeroshot, lambda path: read_results(path.parent), "task"),
     "manifest": SmallFile(make_manifest, lambda path: verify_checkpoint(path.parent), "files"),
@@ -165,7 +127,7 @@ def test_a_flipped_bit_is_found_before_use(home, kind):
     FILES[kind].read(path)
 
 
-@pytest.mark.parametrize("kind", ["origin", "recipe", "probe", "search", "plan", "zeroshot"])
+@pytest.mark.parametrize("kind", ["origin", "recipe", "plan", "zeroshot"])
 def test_a_file_from_before_seals_is_read_as_before(home, kind):
     path = FILES[kind].make(home)
     whole = FILES[kind].read(path)
@@ -182,16 +144,14 @@ def test_a_file_from_before_seals_is_read_as_before(home, kind):
     assert read == whole
 
 
-@pytest.mark.parametrize("kind", ["origin", "recipe", "probe", "zeroshot"])
+@pytest.mark.parametrize("kind", ["origin", "recipe", "zeroshot"])
 def test_verify_lists_a_damaged_file_and_counts_those_without_a_seal(home, kind):
-    """F88: of the four small files of a run, three are sealed here."""
+    """F88: of the three small files of a run, two are sealed here."""
     run = make_origin(home).parent
     make_zeroshot(run)
     values = json.loads((run / "zeroshot.json").read_text())
     del values[0]["sha256"]
     (run / "zeroshot.json").write_text(json.dumps(values))
-    probe = make_probe(home)
-    (run / "probe.json").write_bytes(probe.read_bytes())
     code, message = call("runs", "verify", "r")
     assert (code, message) == (
         0,
@@ -204,15 +164,14 @@ def test_verify_lists_a_damaged_file_and_counts_those_without_a_seal(home, kind)
     assert code == 3 and f"{run / name} " in message
 
 
-def test_verify_reads_the_files_of_a_study_and_of_a_search(home):
-    for name, make in (("s-study", make_plan), ("s-tune", make_search)):
-        folder = home / "runs" / name
-        folder.mkdir(parents=True)
-        path = make(folder)
-        assert call("runs", "verify", name)[0] == 0
-        path.write_text(path.read_text().replace("0.05", "0.06").replace("1.3", "1.4"))
-        code, message = call("runs", "verify", name)
-        assert code == 3 and str(path) in message
+def test_verify_reads_the_files_of_a_study(home):
+    folder = home / "runs" / "s-study"
+    folder.mkdir(parents=True)
+    path = make_plan(folder)
+    assert call("runs", "verify", "s-study")[0] == 0
+    path.write_text(path.read_text().replace("0.05", "0.06"))
+    code, message = call("runs", "verify", "s-study")
+    assert code == 3 and str(path) in message
 
 
 # --- wrong values ---------------------------------------------------------------------------------
