@@ -20,7 +20,7 @@ WANTED = "key=value,value, the most wanted first."
     examples=(
         "efftrain tune-warmup --recipe unstable-slw --plan",
         "efftrain tune-warmup --recipe gpt2-117m-slw --budget 10% --plan",
-        "efftrain tune-warmup --recipe unstable --duration optim.warmup_steps=15,30,60,120",
+        "efftrain tune-warmup --recipe unstable --duration optim.warmup_steps=15,60",
     ),
 )
 def tune_warmup(
