@@ -49,8 +49,10 @@ class TextFacts:
 
 def print_csv(recipe: Recipe, until: int | None) -> None:
     """Print every step as CSV."""
+    # FLOPs only decide when a model grows.
+    vocab_size = likely_vocabulary(recipe.data.tokenizer) if recipe.stages else None
     # One write per few thousand lines: a plan of 300,000 steps is printed in seconds.
-    lines = csv_lines(recipe, until, likely_vocabulary(recipe.data.tokenizer))
+    lines = csv_lines(recipe, until, vocab_size)
     while chunk := list(islice(lines, 4096)):
         sys.stdout.write("\n".join([*chunk, ""]))
 
