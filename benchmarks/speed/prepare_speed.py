@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from efftrain_cli.data.prepare import prepare
-from efftrain_cli.data.tokenizer import load_tokenizer
+from efftrain_cli.data.tokenizer import cut_pieces, load_tokenizer
 from efftrain_cli.recipe.sections import Data
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     fast = tokenizer.fast
     if fast is None:
         raise SystemExit(f"{options.tokenizer} is not encoded by tiktoken")
-    pieces = [piece for text in texts for piece in tokenizer._chunks(text)]
+    pieces = [piece for text in texts for piece in cut_pieces(iter([text]))]
 
     def prepared() -> None:
         with tempfile.TemporaryDirectory() as folder:

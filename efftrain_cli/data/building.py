@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from efftrain_cli.data.corpus import (
     ShardWriter,
     apportion,
 )
-from efftrain_cli.data.documents import Document, Reader, Tally
+from efftrain_cli.data.documents import Document, Position, Reader, Tally
 from efftrain_cli.data.sources import Source, TextSources
 from efftrain_cli.data.split import Limits, Split, survey
 from efftrain_cli.data.tokenizer import (
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 SHARD_TOKENS = 1 << 26
 """Shards are closed at the end of the batch that reaches this many tokens."""
-BATCH = 1 << 21
+BATCH = 1 << 19
 """Characters that are tokenized as one task."""
-WAITING = 8
+WAITING = 16
 """Batches that are read ahead of the one that is written."""
 TOKENIZER_SAMPLE = 100_000_000
 """Characters of training text, from its beginning, that a "bpe:N" tokenizer is trained on at most;
@@ -63,7 +63,7 @@ of several sources, each gives its share."""
 SIDES = ("train", "valid")
 PROGRESS = "progress.json"
 _BATCH_PIECES = 4096
-_BEGIN: dict[str, Any] = {"source": 0, "position": None, "characters": 0}
+_BEGIN: Position = {"source": 0, "position": None, "characters": 0}
 
 
 class Piece(NamedTuple):
@@ -76,10 +76,21 @@ class Piece(NamedTuple):
     """Whether it ends its document."""
 
 
+class Batch(NamedTuple):
+    """Pieces that are encoded as one task."""
+
+    pieces: list[Piece]
+    place: Position
+    """Behind the pieces; a later start can begin there."""
+    ids: Future[list[np.ndarray]]
+
+
 class Progress(Record):
     """progress.json: what a killed build left, and where a later start continues."""
 
-    place: dict[str, Any]
+    restore: ClassVar[str] = "remove its folder; the text is then prepared from its beginning"
+
+    place: Position
     counts: dict[str, int]
     shards: list[list[ShardEntry]]
     in_document: list[bool]
@@ -107,15 +118,16 @@ class Building:
         self._prepare_writers()
         self._continue()
         pool = ThreadPoolExecutor(usable_cores())
-        waiting: deque[tuple[list[Piece], dict[str, Any], Future[list[np.ndarray]]]] = deque()
+        waiting: deque[Batch] = deque()
         try:
-            for batch, place in self._batches():
-                texts = [each.text if self._wants(each) else "" for each in batch]
-                waiting.append((batch, place, pool.submit(self._tokenizer.encode, texts)))
+            for pieces, place in self._batches():
+                texts = [each.text if self._wants(each) else "" for each in pieces]
+                ids = pool.submit(self._tokenizer.encode, texts)
+                waiting.append(Batch(pieces, place, ids))
                 if len(waiting) > WAITING:
-                    self._write(*waiting.popleft())
+                    self._write(waiting.popleft())
             while waiting:
-                self._write(*waiting.popleft())
+                self._write(waiting.popleft())
         finally:
             pool.shutdown(cancel_futures=True)
             for writer in self._writers.values():
@@ -180,7 +192,7 @@ class Building:
                 if limit is not None:
                     self._limits[side, part] = apportion(self._weights, limit)[part]
 
-    def _batches(self) -> Iterator[tuple[list[Piece], dict[str, Any]]]:
+    def _batches(self) -> Iterator[tuple[list[Piece], Position]]:
         """Yield pieces, and the place in the text behind them, where a later start can begin."""
         batch: list[Piece] = []
         size = 0
@@ -215,7 +227,11 @@ class Building:
                 size = 0
         yield batch, {}
 
-    def _pieces(self, reader: Reader, position: dict[str, Any] | None) -> Iterator[Piece]:
+    def _pieces(
+        self,
+        reader: Reader,
+        position: Position | None,
+    ) -> Iterator[Piece]:
         """Yield the pieces of a source's documents."""
         source = reader.source
         for document in reader.documents(position):
@@ -232,7 +248,11 @@ class Building:
                 if before:
                     yield Piece(side, source.part, before, is_last=True)
 
-    def _check_overlap(self, source: Source, document: Document) -> None:
+    def _check_overlap(
+        self,
+        source: Source,
+        document: Document,
+    ) -> None:
         """Remember a document of validation's own text; count a training document that repeats
         one."""
         if source.validates:
@@ -261,11 +281,9 @@ class Building:
             sides = ("train",)
         return all(self._is_full(side, source.part) for side in sides)
 
-    def _write(
-        self, batch: list[Piece], place: dict[str, Any], encoded: Future[list[np.ndarray]]
-    ) -> None:
+    def _write(self, batch: Batch) -> None:
         """Write a batch; if it fills a shard, close all and save the place behind it."""
-        for piece, ids in zip(batch, encoded.result(), strict=True):
+        for piece, ids in zip(batch.pieces, batch.ids.result(), strict=True):
             if not self._wants(piece):
                 continue
             writer = self._writers[piece.side, piece.part]
@@ -277,11 +295,11 @@ class Building:
             self._counts[f"{piece.side} bytes"] += len(piece.text.encode())
         writers = self._writers.values()
         self.tell("tokens prepared", sum(writer.tokens for writer in writers), None)
-        if place and any(writer.open_tokens >= SHARD_TOKENS for writer in writers):
+        if batch.place and any(writer.open_tokens >= SHARD_TOKENS for writer in writers):
             for writer in writers:
                 writer.close()
             progress = Progress(
-                place=place,
+                place=batch.place,
                 counts=self._counts,
                 shards=[writer.entries for writer in writers],
                 in_document=[writer.in_document for writer in writers],
@@ -342,8 +360,10 @@ class Building:
             entries = list(chain.from_iterable(writer.entries for writer in writers))
             if not entries:
                 raise DataError(
-                    f"no text is left for {wanted}\n  give more documents, or name validation text"
-                    f" in data.valid, or change data.valid_fraction ({self.data.valid_fraction:g})"
+                    f"no text is left for {wanted}; of {self._tally.rows:,} rows and files"
+                    f" {self._tally.empty:,} are empty\n"
+                    "  give more documents, name validation text in data.valid,"
+                    f" or change data.valid_fraction ({self.data.valid_fraction:g})"
                 )
             hashes.append([entry.sha256 for entry in entries])
             manifest[side] = {

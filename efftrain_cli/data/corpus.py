@@ -158,7 +158,11 @@ class TokenShards:
         """Fingerprint of every id in order, as the manifest states it."""
         return text_digest("\n".join(entry.sha256 for entry in self.entries))
 
-    def read(self, starts: Sequence[int] | np.ndarray, length: int) -> np.ndarray:
+    def read(
+        self,
+        starts: Sequence[int] | np.ndarray,
+        length: int,
+    ) -> np.ndarray:
         """Return `length` ids from each of `starts`, int64 (starts, length).
 
         Raises:
@@ -313,7 +317,9 @@ class Corpus:
 
 
 def open_corpus(
-    folder: Path, sources: tuple[tuple[str, float], ...] = (), notes: tuple[str, ...] = ()
+    folder: Path,
+    sources: Sequence[tuple[str, float]] = (),
+    notes: Sequence[str] = (),
 ) -> Corpus:
     """Open a prepared corpus. Check that its files belong together and are of full size.
 

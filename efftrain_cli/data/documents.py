@@ -38,6 +38,10 @@ SKIPPED_SHARE = 0.001
 """Largest share of rows that on_bad_document = "skip" may pass over."""
 
 
+Position = dict[str, Any]
+"""A place in a source, as JSON values."""
+
+
 @dataclass(frozen=True)
 class Document:
     """A text that is read in pieces."""
@@ -90,7 +94,7 @@ class Reader:
     """Rows read so far, bad and empty ones included."""
     _stream: Any = None
 
-    def documents(self, position: dict[str, Any] | None = None) -> Iterator[Document]:
+    def documents(self, position: Position | None = None) -> Iterator[Document]:
         """Yield the documents after `position`, or all.
 
         Raises:
@@ -121,7 +125,7 @@ class Reader:
                 "  the same command continues here once the source can be read"
             ) from error
 
-    def position(self) -> dict[str, Any]:
+    def position(self) -> Position:
         """Return the place after the last row, as JSON values."""
         state = None
         if self._stream is not None:
@@ -144,7 +148,7 @@ class Reader:
                     )
                 yield line
 
-    def _records(self, position: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    def _records(self, position: Position | None) -> Iterator[dict[str, Any]]:
         self._stream = open_dataset(self.source)
         if position:
             self._stream.load_state_dict(position["stream"])
@@ -163,6 +167,8 @@ class Reader:
             document = measure(place, pieces)
         except UnicodeDecodeError as error:
             fault = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
+        except json.JSONDecodeError as error:
+            fault = f"not JSON at character {error.pos + 1:,}: {error.msg}"
         except (ValueError, TypeError, RecursionError) as error:
             fault = str(error)
         else:
@@ -198,7 +204,10 @@ class Reader:
         return text or ""
 
 
-def measure(place: str, pieces: Callable[[], Iterator[str]]) -> Document:
+def measure(
+    place: str,
+    pieces: Callable[[], Iterator[str]],
+) -> Document:
     """Read a text once.
 
     Raises:

@@ -86,7 +86,11 @@ def open_dataset(source: Source) -> Any:
     )
 
 
-def no_field(place: str, name: str, names: Sequence[str]) -> DataError:
+def no_field(
+    place: str,
+    name: str,
+    names: Sequence[str],
+) -> DataError:
     """Return the error of a record without the field of the text."""
     listed = ", ".join(map(repr, names[:8]))
     return DataError(
@@ -149,7 +153,11 @@ def _wanted(source: Source, splits: list[str]) -> str:
     return source.split or "train"
 
 
-def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
+def hub_file(
+    repository: str,
+    name: str,
+    revision: str | None = None,
+) -> Path:
     """Return a file of a model repository, from the Hub's own cache or downloaded; raise a
     `DataError` if neither works."""
     import huggingface_hub
@@ -170,7 +178,10 @@ def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
         ) from error
 
 
-def hub_tokenizer(repository: str, revision: str | None = None) -> Path:
+def hub_tokenizer(
+    repository: str,
+    revision: str | None = None,
+) -> Path:
     """Return a model repository's tokenizer.json; fetch tokenizer_config.json, which may name the
     end of text, if the repository has one."""
     path = hub_file(repository, "tokenizer.json", revision)

@@ -61,15 +61,19 @@ def prepare(
     limits = limits or Limits(data.max_tokens)
     text = find_sources(data)
     folder = cache_root() / "corpora" / corpus_key(data, text, limits)
-    if not (folder / "manifest.json").exists():
+    if not folder.exists():
         with _progress(console) as tell, locked(folder, tell):
-            if not (folder / "manifest.json").exists():
+            if not folder.exists():
                 _build(folder, data, text, limits, tell)
-    sources = tuple((source.path, source.weight) for source in data.sources or ())
-    corpus = open_corpus(folder, sources, text.notes)
+    corpus = _open(folder, data, text)
     if verify == "full":
         corpus.verify(full=True)
     return corpus
+
+
+def _open(folder: Path, data: Data, text: TextSources) -> Corpus:
+    sources = [(source.path, source.weight) for source in data.sources or ()]
+    return open_corpus(folder, sources, text.notes)
 
 
 def prepared_corpus(recipe: Recipe) -> Corpus | None:
@@ -83,10 +87,7 @@ def prepared_corpus(recipe: Recipe) -> Corpus | None:
     if not (bpe_size(data.tokenizer) or Path(data.tokenizer).exists()):
         return None
     folder = cache_root() / "corpora" / corpus_key(data, text, limits_of(recipe))
-    if not (folder / "manifest.json").exists():
-        return None
-    sources = tuple((source.path, source.weight) for source in data.sources or ())
-    return open_corpus(folder, sources, text.notes)
+    return _open(folder, data, text) if folder.exists() else None
 
 
 def size_of_text(text: TextSources) -> int:
@@ -124,7 +125,13 @@ def _identity(path: str) -> list[Any]:
     return [path, stat.st_size, stat.st_mtime_ns]
 
 
-def _build(folder: Path, data: Data, text: TextSources, limits: Limits, tell: Report) -> None:
+def _build(
+    folder: Path,
+    data: Data,
+    text: TextSources,
+    limits: Limits,
+    tell: Report,
+) -> None:
     """Make the corpus beside its place and rename it there. The caller holds the lock."""
     partial = folder.with_name(f"{folder.name}.partial")
     partial.mkdir(exist_ok=True)
@@ -135,8 +142,6 @@ def _build(folder: Path, data: Data, text: TextSources, limits: Limits, tell: Re
         if not text.has_hub:
             shutil.rmtree(partial)
         raise
-    # A folder without a manifest is what a user left who deleted only that.
-    shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     fsync(folder.parent)
 

@@ -115,7 +115,11 @@ def _listed(entries: str | Sequence[str]) -> Sequence[str]:
     return (entries,) if isinstance(entries, str) else entries
 
 
-def _find(entry: str, model: Source, data: Data) -> tuple[list[Source], str]:
+def _find(
+    entry: str,
+    model: Source,
+    data: Data,
+) -> tuple[list[Source], str]:
     """Return the sources of an entry, and what its folder has besides, "" if nothing.
 
     Args:
@@ -170,7 +174,12 @@ def _kind_of(file: Path, kinds: dict[str, str]) -> str | None:
     return {"txt": "txt", "jsonl": "jsonl", "json": "jsonl"}.get(kind or "")
 
 
-def _hub_dataset(entry: str, path: Path, model: Source, data: Data) -> Source:
+def _hub_dataset(
+    entry: str,
+    path: Path,
+    model: Source,
+    data: Data,
+) -> Source:
     """Return the dataset of the Hub that a name stands for, if no file is meant."""
     named = _HUB.fullmatch(entry)
     if named is None or path.suffix in {**KINDS, **MORE_KINDS}:

@@ -48,7 +48,11 @@ class Split(NamedTuple):
         """Return whether the source is a text file that gives its end to validation."""
         return self.cuts_texts and source.kind == "txt" and not source.validates
 
-    def sides(self, document: Document, source: Source) -> Iterator[tuple[str, Iterator[str]]]:
+    def sides(
+        self,
+        document: Document,
+        source: Source,
+    ) -> Iterator[tuple[str, Iterator[str]]]:
         """Yield each side that has a part of the document, and the pieces of that part, which are
         to be taken before the next side."""
         if self.cuts(source):
@@ -61,7 +65,10 @@ class Split(NamedTuple):
         yield "valid" if source.validates or held_out else "train", document.pieces()
 
 
-def cut_at_line(document: Document, fraction: float) -> Iterator[tuple[str, str]]:
+def cut_at_line(
+    document: Document,
+    fraction: float,
+) -> Iterator[tuple[str, str]]:
     """Yield the pieces of a text, each with its side: "valid" from the first start of a line within
     about the last `fraction`.
 
@@ -129,7 +136,11 @@ def survey(data: Data, text: TextSources, tell: Report) -> Split:
     return split._replace(threshold=threshold, too_long=too_long)
 
 
-def choose(ranks: list[tuple[int, int]], wanted: int, room: float) -> tuple[int, tuple[int, ...]]:
+def choose(
+    ranks: list[tuple[int, int]],
+    wanted: int,
+    room: float,
+) -> tuple[int, tuple[int, ...]]:
     """Return the number up to which documents are held out, and the numbers among them of those for
     which no room is left.
 

@@ -258,7 +258,11 @@ def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
     return backend
 
 
-def _finish(backend: tokenizers.Tokenizer, spec: str, end: str | None) -> Tokenizer:
+def _finish(
+    backend: tokenizers.Tokenizer,
+    spec: str,
+    end: str | None,
+) -> Tokenizer:
     """Turn off what a file has for its training: special tokens in text, padding, truncation,
     dropout. Find the end of text.
 

@@ -135,7 +135,12 @@ class Windows:
         """Return windows at stream positions start .. start+count-1, int64 (count, seq_len + 1)."""
         return self.shards.read(self.starts(start, count).tolist(), self.seq_len + 1)
 
-    def batch(self, plan: StepPlan, rank: int = 0, world_size: int = 1) -> Batch:
+    def batch(
+        self,
+        plan: StepPlan,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> Batch:
         """Return the sequences of a step, or those of one rank's micro-batches. This is the only
         place that cuts sequences.
 
@@ -225,7 +230,11 @@ class Windows:
             base += part.tokens
         return places
 
-    def _places_in(self, part: int, numbers: np.ndarray) -> np.ndarray:
+    def _places_in(
+        self,
+        part: int,
+        numbers: np.ndarray,
+    ) -> np.ndarray:
         """Return where the windows of one source with these numbers in its own order begin, counted
         from its first token."""
         per_epoch = self._windows[part]
@@ -243,7 +252,11 @@ class Windows:
         return places
 
 
-def data_warnings(train: Windows, windows: int, validation_windows: int) -> list[str]:
+def data_warnings(
+    train: Windows,
+    windows: int,
+    validation_windows: int,
+) -> list[str]:
     """Return what is legal and probably not meant of a run of `windows` windows, as sentences."""
     found = []
     if (epochs := train.epochs(windows)) > MANY_EPOCHS:
@@ -274,7 +287,11 @@ def _pattern(shares: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return owners[order], numbers[order]
 
 
-def permute(numbers: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
+def permute(
+    numbers: np.ndarray,
+    n: int,
+    key: np.ndarray,
+) -> np.ndarray:
     """Apply a permutation of 0 .. n-1, chosen by `key`, to `numbers`.
 
     A Feistel network permutes the smallest power of two that holds n; numbers that leave the range
@@ -325,7 +342,11 @@ def _key(name: str) -> np.ndarray:
     return np.frombuffer(b"".join(digests), dtype="<u8")[: _ROUNDS + 1]
 
 
-def frequency_loss(train: TokenShards, windows: Tensor, vocab_size: int) -> float:
+def frequency_loss(
+    train: TokenShards,
+    windows: Tensor,
+    vocab_size: int,
+) -> float:
     """Return the loss of windows if each token is predicted by its frequency in the training text,
     nats per token.
 
