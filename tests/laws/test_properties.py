@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from efftrain_cli.compare.inference import correct, outcome_of, paired
-from efftrain_cli.data.split import apportion
+from efftrain_cli.data.corpus import apportion
 from efftrain_cli.data.windows import permute
 from efftrain_cli.foundation.section import parse_count
 from efftrain_cli.foundation.step import StepPlan
