@@ -162,7 +162,7 @@ def runner_of(
 
     if plan.command:
         return CommandRunner(
-            plan.folder / "runs.csv",
+            plan.runs_folder / "runs.csv",
             plan.metric,
             failed_exit=failed_exit,
         )

@@ -212,6 +212,14 @@ def has_plateau(schedule: str) -> bool:
     return known is not None and known.has_plateau
 
 
+WORDS = {
+    "tokens": "tokens",
+    "flops": "FLOPs",
+    "seconds": "seconds, by these machines' clocks,",
+}
+"""Cost -> its name in titles."""
+
+
 def measures_of(
     runs: Sequence[Run],
     target: float | None = None,
@@ -230,7 +238,7 @@ def measures_of(
     for cost in () if maximize else COSTS:
         if any(run.curve[cost].isna().any() for run in runs):
             continue
-        word = cost.replace("flops", "FLOPs")
+        word = WORDS[cost]
         read = partial(log_saving, cost=cost)
         measures.append(Match(f"{cost}_to_match", f"{word} to match", "x", read))
         if target is not None:

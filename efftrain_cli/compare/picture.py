@@ -62,8 +62,6 @@ class Plot:
     """Values of y with a dotted line."""
     ends: tuple[float, ...] = ()
     """Values of x with a dotted line."""
-    crosses: tuple[tuple[int, float, float], ...] = ()
-    """(group, x, y) of runs that diverged."""
     ticks: Mapping[float, str] = field(default_factory=dict)
     """Place on the x axis -> its label; round numbers if empty."""
     fades: bool = False
@@ -74,7 +72,6 @@ class Plot:
         """Range of the y axis, without a margin."""
         late = self.curves[self.curves.x >= self.fit_from]
         values = [*late[["y", "low", "high"]].to_numpy().ravel(), *self.include]
-        values += [y for _, _, y in self.crosses]
         return float(np.nanmin(values)), float(np.nanmax(values))
 
     def tick(self, value: float) -> str:
@@ -170,9 +167,6 @@ def _draw_lines(axes: Axes, plot: Plot) -> None:
                 alpha=0.2,
                 linewidth=0,
             )
-    for group, x, y in plot.crosses:
-        colour = COLOURS[group % len(COLOURS)]
-        axes.plot([x], [y], "x", markersize=7, color=colour, label="_")
 
 
 def _set_axes(axes: Axes, plot: Plot) -> None:
@@ -221,22 +215,6 @@ def write_figure(plots: Sequence[Plot], path: Path) -> None:
     with _style(plots[0].name, "#000000"), made_beside(path) as temporary:
         figure = draw_figure(plots)
         figure.savefig(temporary, dpi=200, metadata=metadata, format=path.suffix[1:])
-
-
-def write_figures(plots: Sequence[Plot], folder: Path) -> list[Path]:
-    """Write every plot as SVG and PNG into `folder`; return the paths.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for plot in plots:
-        for ending in ("svg", "png"):
-            path = folder / f"{plot.name}.{ending}"
-            write_figure([plot], path)
-            paths.append(path)
-    return paths
 
 
 def inline_svg(plot: Plot) -> str:
@@ -306,8 +284,9 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
     text = plotext.build()
     if not colour:
         text = plotext.uncolorize(text)
-    names = textwrap.fill(", ".join(shown.label.unique()), width)
-    return f"{text.rstrip()}\n{names}"
+    labels = shown.groupby("group", sort=False).label.first()
+    names = [f"{letter(int(group))} {label}" for group, label in labels.items()]
+    return f"{text.rstrip()}\n{textwrap.fill(', '.join(names), width)}"
 
 
 def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width: int) -> None:

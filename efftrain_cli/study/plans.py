@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from efftrain_cli.compare.judge import Claim
 from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.foundation.section import SECTION, Text
 from efftrain_cli.recipe.check import Check
 from efftrain_cli.recipe.draft import (
@@ -89,6 +90,14 @@ class Plan:
     """Command that trains an arm; "" if the arms are recipes."""
     metric: str = METRIC
     is_race: bool = False
+
+    @property
+    def runs_folder(self) -> Path:
+        """Where the runs of a command are kept: races of one command share them."""
+        if not self.is_race:
+            return self.folder / "commands"
+        digest = digest_of([self.command, self.metric])
+        return self.folder.with_name(f"race-commands-{digest[:6]}")
 
     @property
     def varied(self) -> set[str]:

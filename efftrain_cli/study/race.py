@@ -68,6 +68,8 @@ def race_plan(
         )
     if command:
         check_command(command, len(labels))
+    # The last weights of a finished run are enough.
+    kept = ("checkpoint.keep=1", *settings)
     arms = []
     values: dict[str, Any] = {
         "claim": asdict(claim),
@@ -87,7 +89,7 @@ def race_plan(
                 label,
                 command or name,
                 prefix,
-                settings,
+                () if command else kept,
                 grid or {},
             )
         )

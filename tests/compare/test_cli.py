@@ -58,7 +58,7 @@ def test_details_print_every_measure_setting_and_run(root):
     text = cli(*WORDS, "--details").stdout
     for word in ("perplexity", "bits per byte", "validation jumps", "seq_len_warmup.start"):
         assert word in text
-    assert "small-slw-seed2" in text and "seconds to match" in text
+    assert "small-slw-seed2" in text and "seconds, by these machines' clocks, to match" in text
 
 
 def test_what_else_the_method_changed_is_a_sentence(root):
@@ -139,6 +139,7 @@ def test_a_plot_in_the_terminal(root):
     write_pair(root)
     text = cli(*WORDS, "--plot").stdout
     assert "validation loss (nats/token)" in text
+    assert text.rstrip().endswith("A small (3 seeds), B small-slw (3 seeds)")
 
 
 @pytest.mark.parametrize(

@@ -140,3 +140,12 @@ def test_checks_of_metric_and_command():
     check_command("SEED=1 train {arm}", 2)
     with pytest.raises(UsageError):
         CommandRunner(None, "x")
+
+
+def test_a_baseline_of_commands_is_trained_once_for_all_its_races(folder):
+    (folder / "program.py").write_text(PROGRAM)
+    cli(*race("base", "better", "--pairs", "3"))
+    second = cli(*race("base", "other", "--pairs", "3"))
+    calls = (folder / "calls.txt").read_text().split()
+    assert calls.count("base100") == 1 and calls.count("other100") == 1
+    assert "as race 2 against base" in second.stdout
