@@ -25,7 +25,7 @@ from efftrain_cli.data.sources import TextSources, cache_root, find_sources
 from efftrain_cli.data.split import Limits
 from efftrain_cli.data.tokenizer import bpe_size, tokenizer_files
 from efftrain_cli.foundation.console import human_seconds
-from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.files import fsync, open_to_write
 from efftrain_cli.foundation.progress import Report, show_progress
 from efftrain_cli.foundation.records import digest_of
@@ -162,9 +162,18 @@ def _progress(console: Console | None) -> Iterator[Report]:
 
 @contextmanager
 def locked(folder: Path, tell: Report) -> Iterator[None]:
-    """Hold the lock of a corpus, which ends with the process; report if another process holds
-    it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    """Hold the lock of a corpus, which ends with the process; report if another process holds it.
+
+    Raises:
+        UsageError: the cache's folder cannot be made.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except (NotADirectoryError, PermissionError) as error:
+        raise UsageError(
+            f"{folder.parent} cannot be made: {error.strerror}\n"
+            "  set EFFTRAIN_CACHE to a writable folder"
+        ) from error
     path = folder.with_name(f"{folder.name}.lock")
     with os.fdopen(open_to_write(path, os.O_WRONLY), "w") as file:
         try:
