@@ -19,7 +19,7 @@ from efftrain_cli.run.reading import COSTS, Run
 
 SAME = 1.02
 """Largest ratio of two budgets that count as equal."""
-SCHEDULE = ("schedule", "decay_share", "decay_tokens", "decay_steps")
+SCHEDULE = ("schedule", "decay_share", "decay_shape", "decay_tokens", "decay_steps")
 """Keys of [optim] that decide the shape of the learning rate's decay."""
 
 

@@ -11,6 +11,7 @@ from efftrain_cli.model.config import Dimensions, GPTConfig
 from efftrain_cli.model.flops import block_matrices, newton_schulz_flops, parameter_count
 
 OptimizerName = Literal["adamw", "muon", "lion"]
+MuonScale = Literal["original", "match_rms_adamw"]
 
 
 def _no_flops(model: Dimensions) -> float:

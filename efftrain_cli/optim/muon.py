@@ -44,7 +44,10 @@ class _Matrix(NamedTuple):
 class Muon:
     """An `Optimizer`: torch's Muon for matrices, AdamW for the other parameters.
 
-    torch multiplies the learning rate of a matrix by sqrt(max(1, rows / columns)).
+    torch multiplies the update of a matrix, not its weight decay, by sqrt(max(1, rows / columns)),
+    or by 0.2 sqrt(max(rows, columns)) with `muon_scale` "match_rms_adamw" (Liu et al. 2025, "Muon
+    is scalable for LLM training", arXiv 2502.16982, section 2.2): an orthogonal matrix then has a
+    root mean square of 0.2, which is typical of AdamW's update.
     """
 
     gradient_powers: Mapping[str, int] = {"momentum_buffer": 1, **AdamW.gradient_powers}
@@ -52,9 +55,8 @@ class Muon:
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
-        # The recipe's rules require it.
-        assert settings.muon_lr is not None
-        self._lr_ratio = settings.muon_lr / settings.lr
+        # Without muon_lr, which the recipe's rules allow with "match_rms_adamw" only, it is lr.
+        self._lr_ratio = (settings.muon_lr or settings.lr) / settings.lr
         kinds = parameters.kinds
         others = {}
         self._matrices: dict[str, _Matrix] = {}
@@ -74,7 +76,11 @@ class Muon:
         for matrix in self._matrices.values():
             all_parts += matrix.parts
         self._muon = _TorchMuon(
-            all_parts, lr=0.0, weight_decay=settings.weight_decay, momentum=MOMENTUM
+            all_parts,
+            lr=0.0,
+            weight_decay=settings.weight_decay,
+            momentum=MOMENTUM,
+            adjust_lr_fn=settings.muon_scale,
         )
         for matrix in self._matrices.values():
             buffers = matrix.momentum.split(matrix.rows)

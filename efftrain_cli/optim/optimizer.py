@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.parameter_kinds import ParameterKind
+from efftrain_cli.optim.facts import MuonScale
 
 
 class Settings(Protocol):
@@ -21,6 +22,8 @@ class Settings(Protocol):
     def lr(self) -> float: ...
     @property
     def muon_lr(self) -> float | None: ...
+    @property
+    def muon_scale(self) -> MuonScale | None: ...
     @property
     def betas(self) -> tuple[float, float]: ...
     @property

@@ -81,23 +81,32 @@ def _optim_rules(recipe: Sections) -> Problems:
             " set it to false"
         )
         yield "optim.decay_share", rule
+    if not schedule.has_plateau and optim.decay_shape is not None:
+        yield (
+            "optim.decay_shape",
+            f'needs optim.schedule = "wsd"; with "{optim.schedule}" nothing reads it:'
+            " set it to false",
+        )
     if schedule.needs_warmup and not optim.warmup_steps:
         rule = (
             f'must be at least 1 with optim.schedule = "{optim.schedule}",'
             " whose decay is relative to the warmup"
         )
         yield "optim.warmup_steps", rule
-    if optim.facts.has_muon_lr and optim.muon_lr is None:
+    matches_adamw = optim.muon_scale == "match_rms_adamw"
+    if optim.facts.has_muon_lr and optim.muon_lr is None and not matches_adamw:
         rule = (
             f'is needed with optim.name = "{optim.name}":'
-            " the learning rate of the blocks' matrices, usually about 0.02"
+            " the learning rate of the blocks' matrices, usually about 0.02;"
+            ' or set optim.muon_scale = "match_rms_adamw", with which it is optim.lr'
         )
         yield "optim.muon_lr", rule
-    if not optim.facts.has_muon_lr and optim.muon_lr is not None:
-        yield (
-            "optim.muon_lr",
-            f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false',
-        )
+    for key, value in (("muon_lr", optim.muon_lr), ("muon_scale", optim.muon_scale)):
+        if not optim.facts.has_muon_lr and value is not None:
+            yield (
+                f"optim.{key}",
+                f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false',
+            )
     ouroboros = recipe.methods.get("ouroboros")
     late = ouroboros is not None and ouroboros.modules > 1
     if optim.z_loss and (late or recipe.is_sharded):

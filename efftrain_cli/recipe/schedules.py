@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ScheduleName = Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt"]
+DecayShape = Literal["linear", "1-sqrt", "cosine", "square"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ def _linear(done: float, start: float, end: float) -> float:
     return 1 - (done - start) / (end - start)
 
 
+def _one_minus_sqrt(done: float, start: float, end: float) -> float:
+    """Fall steeply at first: Hägele et al. 2024, arXiv 2405.18392, section 3."""
+    return 1 - math.sqrt((done - start) / (end - start))
+
+
+def _square(done: float, start: float, end: float) -> float:
+    return 1 - ((done - start) / (end - start)) ** 2
+
+
 def _constant(done: float, start: float, end: float) -> float:
     return 1.0
 
@@ -54,6 +64,15 @@ SCHEDULES: dict[str, Schedule] = {
     "wsd": Schedule(_linear, has_plateau=True),
     "inverse_sqrt": Schedule(_inverse_sqrt, has_end=False, needs_warmup=True),
 }
+
+
+DECAY_SHAPES: dict[str, Callable[[float, float, float], float]] = {
+    "linear": _linear,
+    "1-sqrt": _one_minus_sqrt,
+    "cosine": _cosine,
+    "square": _square,
+}
+"""`Schedule.share` of the decay that follows a plateau, by optim.decay_shape."""
 
 
 def has_end(name: object) -> bool:

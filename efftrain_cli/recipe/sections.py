@@ -31,8 +31,14 @@ from efftrain_cli.model.config import (
     Positions,
     pad_vocabulary,
 )
-from efftrain_cli.optim.facts import OPTIMIZERS, OptimizerFacts, OptimizerName
-from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName, has_end
+from efftrain_cli.optim.facts import OPTIMIZERS, MuonScale, OptimizerFacts, OptimizerName
+from efftrain_cli.recipe.schedules import (
+    DECAY_SHAPES,
+    SCHEDULES,
+    DecayShape,
+    ScheduleName,
+    has_end,
+)
 
 FIRST_SAVE = 60.0
 """Seconds after which a new run is saved for the first time."""
@@ -197,7 +203,11 @@ class Optim:
     """Peak learning rate."""
     muon_lr: float | None = Field(default=None, gt=0)
     """Peak learning rate of the matrices that Muon updates; lr is then that of all else. Both
-    follow one schedule."""
+    follow one schedule. Default with muon_scale = "match_rms_adamw": lr."""
+    muon_scale: MuonScale | None = None
+    """What Muon multiplies the update of a matrix by: "original", sqrt(max(1, rows / columns)); or
+    "match_rms_adamw", 0.2 sqrt(max(rows, columns)), with which AdamW's rates fit. Default:
+    "original"."""
     min_lr: float = Field(default=0.0, ge=0)
     """Learning rate at the end of the decay."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
@@ -215,11 +225,14 @@ class Optim:
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warmup."""
     schedule: ScheduleName = "cosine"
-    """Decay after the warmup; "wsd" (warmup, stable, decay) stays at the peak and decays linearly
-    at the end, "inverse_sqrt" falls with the square root of the tokens since step 1 and never
+    """Decay after the warmup; "wsd" (warmup, stable, decay) stays at the peak and decays at the
+    end, "inverse_sqrt" falls with the square root of the tokens since step 1 and never
     ends."""
     decay_share: float | None = Field(default=None, gt=0, le=1)
     """With "wsd": the last share of the budget, in which the learning rate decays."""
+    decay_shape: DecayShape | None = None
+    """With "wsd": the curve of the decay over its share x: "linear", 1 - x; "1-sqrt", 1 - sqrt(x);
+    "cosine", a half wave; or "square", 1 - x^2. Default: "linear"."""
     decay_tokens: Annotated[Count, Field(ge=1)] | None = None
     """Tokens at which min_lr is reached; default: train.tokens."""
     decay_steps: int | None = Field(default=None, ge=1)
@@ -266,7 +279,10 @@ class Optim:
             start = max(start, (1 - self.decay_share) * end)
             if done <= start:
                 return self.lr
-        share = schedule.share(done, start, end)
+        share_at = schedule.share
+        if self.decay_shape is not None:
+            share_at = DECAY_SHAPES[self.decay_shape]
+        share = share_at(done, start, end)
         if share == 1:
             return self.lr
         return self.min_lr + (self.lr - self.min_lr) * share

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.schedules import DECAY_SHAPES
 from tests.tiny import FOUR_BLOCKS
 
 NOT_TRAINING = ("data", "wandb")
@@ -14,7 +15,13 @@ NOT_TRAINING = ("data", "wandb")
 COMPANIONS = {
     "model.init=unit": ["model.norm=none"],
     "optim.name=muon": ["optim.muon_lr=0.02"],
+    "optim.muon_scale=original": ["optim.name=muon", "optim.muon_lr=0.02"],
+    "optim.muon_scale=match_rms_adamw": ["optim.name=muon"],
     "optim.schedule=wsd": ["optim.decay_share=0.5"],
+    **{
+        f"optim.decay_shape={shape}": ["optim.schedule=wsd", "optim.decay_share=0.5"]
+        for shape in DECAY_SHAPES
+    },
     "seq_len_warmup.pacing=discrete": [
         "seq_len_warmup.steps=false",
         "seq_len_warmup.lengths=[8, 16]",

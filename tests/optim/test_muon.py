@@ -4,13 +4,16 @@ AdamW."""
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from efftrain_cli.methods.growth_operators import grow
 from efftrain_cli.methods.staged_growth import Operator, StagedGrowth
-from efftrain_cli.optim.optimizer import Optimizer
+from efftrain_cli.optim.muon import Muon
+from efftrain_cli.optim.optimizer import Optimizer, ParameterSet
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe
@@ -88,6 +91,42 @@ def test_steps_are_those_of_torch_muon_and_adamw(recipe, matrices, rows):
         adamw.step()
     for name, p in ours.named_parameters():
         assert torch.equal(p, torch.cat([part.detach() for part in theirs[name]])), name
+
+
+# Five Newton-Schulz iterations of diag(3, 1) in fp64, worked out by hand.
+ORTHOGONAL = torch.tensor([[0.75303345, 0.0, 0.0], [0.0, 1.13370623, 0.0]])
+
+
+@pytest.mark.parametrize(
+    "scale, factor", [("original", 1.0), ("match_rms_adamw", 0.2 * math.sqrt(3))]
+)
+@pytest.mark.parametrize("tall", [False, True])
+def test_the_scale_multiplies_the_update_and_not_the_weight_decay(scale, factor, tall):
+    """2 x 3 and 3 x 2: "original" multiplies the second by sqrt(3 / 2)."""
+    update = ORTHOGONAL.T if tall else ORTHOGONAL
+    if tall and scale == "original":
+        factor = math.sqrt(1.5)
+    named = {
+        "matrix": torch.nn.Parameter(torch.ones_like(update)),
+        "bias": torch.nn.Parameter(torch.zeros(3)),
+    }
+    settings = replace(RECIPE.optim, lr=0.1, muon_lr=None, muon_scale=scale, weight_decay=0.5)
+    muon = Muon(ParameterSet(named=named, kinds={"matrix": "matrix", "bias": "bias"}), settings)
+    gradient = torch.zeros_like(update)
+    gradient[0, 0], gradient[1, 1] = 3.0, 1.0
+    named["matrix"].grad = gradient
+    muon.step(0.1, torch.zeros(()))
+    # 1 - 0.1 x 0.5 is left of the weight; bf16 keeps 8 bits of the update.
+    torch.testing.assert_close(
+        named["matrix"].detach(), 0.95 - 0.1 * factor * update, rtol=0, atol=0.002
+    )
+
+
+def test_original_is_the_default_to_the_bit():
+    named = changed(RECIPE, "optim.muon_scale=original")
+    ours, theirs = trained(RECIPE, 3), trained(named, 3)
+    for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_every_parameter_has_one_kind_of_state():

@@ -64,6 +64,30 @@ def test_wsd_is_constant_until_its_last_share_and_then_falls_linearly():
     assert rates[80:] == pytest.approx([1e-3 - 4.5e-5 * k for k in range(1, 21)])
 
 
+# Of x = 0.1, 0.25, 0.5, 0.75 and 0.9 of the decay, worked out by hand.
+SHAPES = {
+    "linear": [0.9, 0.75, 0.5, 0.25, 0.1],
+    "1-sqrt": [0.6838, 0.5, 0.2929, 0.1340, 0.0513],
+    "cosine": [0.9755, 0.8536, 0.5, 0.1464, 0.0245],
+    "square": [0.99, 0.9375, 0.75, 0.4375, 0.19],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_wsd_decays_in_the_shape_of_the_recipe(shape):
+    """The last half of 1,000 tokens, from 1e-3 to 1e-4."""
+    wsd = replace(RECIPE.optim, schedule="wsd", decay_share=0.5, warmup_steps=0, decay_shape=shape)
+    rates = [wsd.lr_at(1, tokens, 0, 1000) for tokens in (550, 625, 750, 875, 950)]
+    assert rates == pytest.approx([1e-4 + 9e-4 * share for share in SHAPES[shape]], abs=1e-7)
+    assert [wsd.lr_at(1, tokens, 0, 1000) for tokens in (500, 1000)] == [1e-3, 1e-4]
+
+
+def test_a_linear_decay_is_the_default():
+    wsd = changed(RECIPE, "optim.schedule=wsd", "optim.decay_share=0.2")
+    named = changed(wsd, "optim.decay_shape=linear")
+    assert list(plan_run(named)) == list(plan_run(wsd))
+
+
 def test_the_inverse_square_root_depends_on_no_budget():
     """512 tokens a step, 10 steps of warmup: at 40 steps sqrt(10 / 40) of the way from 1e-4 to 1e-3
     is left."""
