@@ -147,18 +147,19 @@ class Building:
         return Split(*json.loads(path.read_text("utf-8")))
 
     def _read_tokenizer(self) -> Tokenizer:
-        """Load or train the tokenizer, unless an earlier start has."""
+        """Load the tokenizer, or train it unless an earlier start has; save it."""
         path = self.folder / "tokenizer.json"
-        if not path.exists():
-            size = bpe_size(self.data.tokenizer)
-            if size:
-                self.tell(f"training a tokenizer of {size:,} tokens", 0, None)
-                tokenizer = train_tokenizer(size, self._sample())
-            else:
-                tokenizer = load_tokenizer(self.data.tokenizer)
-            with made_beside(path) as beside:
-                tokenizer.save(beside)
-        return load_tokenizer(path)
+        size = bpe_size(self.data.tokenizer)
+        if not size:
+            tokenizer = load_tokenizer(self.data.tokenizer)
+        elif path.exists():
+            return load_tokenizer(path)
+        else:
+            self.tell(f"training a tokenizer of {size:,} tokens", 0, None)
+            tokenizer = train_tokenizer(size, self._sample())
+        with made_beside(path) as beside:
+            tokenizer.save(beside)
+        return tokenizer
 
     def _sample(self) -> Iterator[str]:
         """Yield the beginning of each source's training text, by weight."""
@@ -381,10 +382,9 @@ class Building:
 
     def _notes(self, train: int, valid: int) -> Iterator[str]:
         """Yield what a reader should know of the corpus, in sentences."""
+        yield from self._tokenizer.notes
         size = bpe_size(self.data.tokenizer)
-        if not size:
-            yield from load_tokenizer(self.data.tokenizer).notes
-        elif self._tokenizer.vocab_size < size:
+        if self._tokenizer.vocab_size < size:
             yield (
                 f"data.tokenizer = {self.data.tokenizer!r}: the text repeats too few pairs for"
                 f" {size:,} tokens; the vocabulary has {self._tokenizer.vocab_size:,}"
