@@ -58,7 +58,7 @@ class RecipeError(UsageError):
 
 class DataError(EfftrainError):
     """Text, tokens or tokenizer that are missing, damaged or do not fit; the message names file,
-    line and byte."""
+    row or line."""
 
     exit_code = 3
 

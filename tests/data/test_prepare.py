@@ -4,17 +4,22 @@ F35, F38)."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
 import shutil
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from efftrain_cli.data import building
 from efftrain_cli.data import split as splitting
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import prepare
-from efftrain_cli.data.tokenizer import load_tokenizer
+from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.sections import Data
 from tests.data.conftest import LINES, data, write_texts
@@ -220,6 +225,28 @@ def test_a_tokenizer_that_cannot_reach_its_vocabulary_says_so(cache, tmp_path):
     corpus = prepare(Data(train=str(tmp_path / "a.txt"), tokenizer="bpe:5000", valid_fraction=0.2))
     (note,) = corpus.notes
     assert "too few pairs for 5,000 tokens; the vocabulary has " in note
+
+
+def test_batches_are_written_in_order_whichever_ends_first(cache, stories, monkeypatch, tmp_path):
+    """Every third batch takes long, on four threads."""
+    expected = prepare(data(stories)).data_hash
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "second"))
+    monkeypatch.setattr(building, "BATCH", 3000)
+    monkeypatch.setattr(building, "usable_cores", lambda: 4)
+    encode = Tokenizer.encode
+    threads = set()
+    numbers = itertools.count()
+
+    def slow(self: Tokenizer, texts: list[str]) -> list[Any]:
+        threads.add(threading.get_ident())
+        if next(numbers) % 3 == 0:
+            time.sleep(0.02)
+        return encode(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    corpus = prepare(data(stories))
+    assert corpus.data_hash == expected
+    assert next(numbers) > 30 and len(threads) > 1 and threading.get_ident() not in threads
 
 
 @pytest.mark.slow
