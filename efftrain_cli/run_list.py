@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,10 +18,10 @@ from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
 from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import Record, has_toml_seal, read_record, read_toml_text
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
-from efftrain_cli.run.glance import Glance, glance, written_at
+from efftrain_cli.run.glance import Glance, glance, glance_at_group, written_at
 from efftrain_cli.run.lines import read_file
 from efftrain_cli.run.metrics import check_rows
-from efftrain_cli.run.names import runs_by_recipe, runs_meant
+from efftrain_cli.run.names import run_groups, runs_by_recipe, runs_meant
 from efftrain_cli.run.origin import Origin
 from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.run_checkpoints import verify_checkpoints
@@ -89,23 +90,35 @@ def chosen_names(names: Sequence[str]) -> list[str]:
 def glance_at_runs(
     names: Sequence[str], sort: Order = "age", most: int | None = None
 ) -> tuple[list[Glance], int]:
-    """Return the first runs of a list, and how many are left out.
+    """Return the first lines of a list, and how many are left out. Without names, the runs of a
+    study, race, sweep or search are one line.
 
     Args:
         names, sort: as for `read_runs`; but the loss is the last one.
-        most: runs to return; None: all.
+        most: lines to return; None: all.
     """
-    paths = [runs_root() / name for name in chosen_names(names)]
+    groups = [] if names else run_groups()
+    owned = {run for group in groups for run in group.runs}
+    root = runs_root()
+    entries = []
+    for name in chosen_names(names):
+        if name not in owned:
+            entries.append((written_at(root / name), name, partial(glance, root / name)))
+    for group in groups:
+        written = max((written_at(root / run) for run in group.runs), default=0.0)
+        entries.append((written, group.name, partial(glance_at_group, root, group, written)))
     if sort == "age":
-        paths.sort(key=written_at, reverse=True)
-    if sort in ("age", "name"):
-        return [glance(path) for path in paths[:most]], len(paths[most:]) if most else 0
-    runs = [glance(path) for path in paths]
+        entries.sort(key=lambda entry: -entry[0])
+    if sort == "name":
+        entries.sort(key=lambda entry: entry[1])
+    if sort in ("age", "name") and most:
+        return [look() for _, _, look in entries[:most]], len(entries[most:])
+    lines = [look() for _, _, look in entries]
     if sort == "tokens":
-        runs.sort(key=lambda run: -run.tokens)
-    else:
-        runs.sort(key=lambda run: math.inf if run.val_loss is None else run.val_loss)
-    return runs[:most], len(runs[most:]) if most else 0
+        lines.sort(key=lambda line: -line.tokens)
+    if sort == "loss":
+        lines.sort(key=lambda line: math.inf if line.val_loss is None else line.val_loss)
+    return lines[:most], len(lines[most:]) if most else 0
 
 
 def row_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -74,7 +74,8 @@ def list_(
         if run.status.endswith("%"):
             age = "now"
         loss = "" if run.val_loss is None else f"{run.val_loss:.4f}"
-        rows.append((run.name, run.status, human_count(run.tokens), loss, age))
+        tokens = "" if run.is_group else human_count(run.tokens)
+        rows.append((run.name, run.status, tokens, loss, age))
     header = ("run", "status", "tokens", "val loss", "age")
     print("\n".join(table_lines(header, rows, ("tokens", "age"))))
     if left_out:

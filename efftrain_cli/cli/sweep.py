@@ -101,9 +101,11 @@ def sweep(
     folder = runs_root() / (f"{name}-sweep" if name else "sweep")
     runner: Runner
     if array:
-        runner = ArrayWriter(folder=folder, device=device, devices=devices, jobs=jobs)
+        runner = ArrayWriter(
+            folder=folder, device=device, devices=devices, jobs=jobs, study=name or ""
+        )
     else:
-        runner = TrialRunner(folder, device=device, jobs=jobs, devices=devices)
+        runner = TrialRunner(folder, device=device, jobs=jobs, devices=devices, study=name or "")
     runs = runner.train(trials, "sweep")
     varied = [key for key, values in settings if len(values) > 1]
     table = command.grid_text(runs, varied)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.foundation.console import printable
+from efftrain_cli.foundation.console import counted, printable
 from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import damaged
 from efftrain_cli.run.lines import Values, parse, split_lines
+from efftrain_cli.run.names import RunGroup
 from efftrain_cli.run.origin import ORIGIN, RESTORE, Origin, read_origin
 from efftrain_cli.run.small_files import read_recipe_values
 
@@ -47,6 +48,8 @@ class Glance:
     """When a row was last written, seconds since the epoch."""
     problem: str = ""
     """Why it cannot be read."""
+    is_group: bool = False
+    """The line of a study, race, sweep or search."""
 
 
 def glance(path: Path) -> Glance:
@@ -74,6 +77,21 @@ def glance(path: Path) -> Glance:
         tokens=_tokens(row),
         val_loss=losses[-1] if losses else None,
         written=written,
+    )
+
+
+def glance_at_group(root: Path, group: RunGroup, written: float) -> Glance:
+    """Look at a study, race, sweep or search: how many of its runs have ended."""
+    statuses = [glance(root / run).status for run in group.runs]
+    ended = sum(status in ("finished", "diverged") for status in statuses)
+    status = f"{group.kind}, {ended} of {counted(len(statuses), 'run')}"
+    return Glance(
+        name=group.name,
+        status=status,
+        tokens=0,
+        val_loss=None,
+        written=written,
+        is_group=True,
     )
 
 

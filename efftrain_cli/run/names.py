@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,39 @@ from efftrain_cli.foundation.console import listed
 from efftrain_cli.foundation.errors import EfftrainError, UsageError, nearest
 from efftrain_cli.run.directory import existing_run, run_names, runs_root
 from efftrain_cli.run.origin import read_origin
+
+MEMBERS = "runs.txt"
+"""File in the folder of a study, race or sweep: names of its runs, a line each."""
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """The runs of a study, race, sweep or search: they answer to its name."""
+
+    name: str
+    kind: str
+    """"study", "race", "sweep" or "search"."""
+    runs: tuple[str, ...]
+    """Names of its runs; of a search, their paths in the folder of all runs."""
+
+
+def run_groups() -> list[RunGroup]:
+    """Return the studies, races, sweeps and searches in the folder of all runs."""
+    existing = {*run_names()}
+    groups = []
+    for file in sorted(runs_root().glob(f"*/{MEMBERS}")):
+        name, _, kind = file.parent.name.rpartition("-")
+        if file.parent.name.startswith("race-"):
+            name = file.parent.name
+            kind = "race"
+        # Runs that were removed since are none of it.
+        runs = [run for run in file.read_text("utf-8").split() if run in existing]
+        groups.append(RunGroup(name, kind, tuple(runs)))
+    for file in sorted(runs_root().glob("*/search.toml")):
+        name = file.parent.name
+        runs = [f"{name}/probes/{run}" for run in run_names(file.parent / "probes")]
+        groups.append(RunGroup(name, "search", tuple(runs)))
+    return groups
 
 
 def find_run(name: str) -> Path:
@@ -34,10 +68,9 @@ def find_run(name: str) -> Path:
     by_recipe = {} if name in existing else runs_by_recipe(existing)
     matches = runs_meant(name, existing, by_recipe)
     if len(matches) > 1:
-        # Runs of studies are named last, then those with other names than their recipe's, and those
-        # with the fewest settings in their name first.
-        studies = tuple(folder.name.removesuffix("study") for folder in runs_root().glob("*-study"))
-        matches.sort(key=lambda run: (run.startswith(studies), not run.startswith(name), len(run)))
+        # Those with other names than their recipe's are named last, and those with the fewest
+        # settings in their name first.
+        matches.sort(key=lambda run: (not run.startswith(name), len(run)))
         what = f"{name!r} is the beginning of"
         if name.removesuffix(".toml") in by_recipe:
             what = f"recipe {name!r} has"
@@ -91,28 +124,23 @@ def runs_meant(name: str, existing: Sequence[str], by_recipe: Mapping[str, list[
     return by_recipe.get(name.removesuffix(".toml"), begun)
 
 
-def runs_by_recipe(names: Sequence[str], root: Path | None = None) -> dict[str, list[str]]:
-    """Map recipe names to those of the runs `names` that were trained by them, in order of their
-    seeds; the runs are in the folder of all runs without `root`.
-
-    Runs of a study answer to its name instead, those of a race to that of their arm's runs.
-    """
+def runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
+    """Map recipe names to those of the runs `names` that a person trained by them, in order of
+    their seeds, and the names of studies, races, sweeps and searches to their runs."""
+    groups = run_groups()
+    owned = {run for group in groups for run in group.runs}
     by_recipe: dict[str, list[str]] = {}
     for name in names:
-        try:
-            origin = read_origin((root or runs_root()) / name)
-        except EfftrainError:
-            origin = {}
-        by_recipe.setdefault(owner_name(origin, name), []).append(name)
+        if name not in owned:
+            try:
+                origin = read_origin(runs_root() / name)
+            except EfftrainError:
+                origin = {}
+            owner = origin.get("study") or recipe_name(origin, name)
+            by_recipe.setdefault(owner, []).append(name)
+    for group in groups:
+        by_recipe[group.name] = list(group.runs)
     return {recipe: sorted(runs, key=_by_number) for recipe, runs in by_recipe.items()}
-
-
-def owner_name(origin: Mapping[str, Any], run: str) -> str:
-    """Return the name that a run answers to besides its own: its study's, or its recipe's."""
-    study = origin.get("study")
-    if study == "race":
-        return re.sub(r"-seed\d+$", "", run)
-    return str(study) if study else recipe_name(origin, run)
 
 
 def recipe_name(origin: Mapping[str, Any], run: str) -> str:

@@ -20,7 +20,7 @@ from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.reading import ENDED, Run
-from efftrain_cli.trials.runner import begin_arguments, read_trial
+from efftrain_cli.trials.runner import add_members, begin_arguments, read_trial
 from efftrain_cli.trials.trial import Trial, check_comparable, check_names, state_of
 
 SCRIPT = """\
@@ -61,7 +61,7 @@ class ArrayWriter:
     jobs: int
     """Tasks that Slurm runs at once."""
     study: str = ""
-    """Name of the study that every run carries in its origin; "" for a sweep."""
+    """As of `TrialRunner`."""
 
     def train(self, trials: Sequence[Trial], title: str = "runs") -> list[Run]:
         """Return the runs if all have ended; else write the array of those that are left.
@@ -73,6 +73,8 @@ class ArrayWriter:
         check_names(trials)
         check_comparable(trials)
         states = [state_of(trial) for trial in trials]
+        if self.study:
+            add_members(self.folder, trials)
         pending = []
         left = []
         for trial, state in zip(trials, states, strict=True):

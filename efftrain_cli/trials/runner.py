@@ -29,12 +29,13 @@ from efftrain_cli.foundation.errors import (
     StoppedError,
     UsageError,
 )
-from efftrain_cli.foundation.files import make_folder, open_to_write
+from efftrain_cli.foundation.files import make_folder, open_to_write, write_whole
 from efftrain_cli.foundation.signals import SECOND_CTRL_C, describe_end, end_with
 from efftrain_cli.plan.cost import check_memory
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.names import MEMBERS
 from efftrain_cli.run.reading import ENDED, Run, load_run
 from efftrain_cli.run.stability import PROBE
 from efftrain_cli.training.launch import check_devices
@@ -150,7 +151,7 @@ class TrialRunner:
     devices: int = 1
     """Devices that each run trains on."""
     study: str = ""
-    """Name of the study that every run carries in its origin; "" for a sweep."""
+    """Name of the study, race or sweep that the runs answer to; "": to their recipes'."""
     say: Callable[[str], None] = say
     """Prints one line."""
     launch: Launch = launch
@@ -200,6 +201,8 @@ class TrialRunner:
         if not any(device.startswith("cuda") for device, _ in self.places):
             check_memory(recipes, len(self.places))
 
+        if self.study:
+            add_members(self.folder, trials)
         self._waiting = [trial for trial in trials if trial.name not in self._ends]
         if self._waiting and self._ends:
             already = f"{len(self._ends)} of {len(trials)} trained already"
@@ -405,6 +408,15 @@ class TrialRunner:
         for slot in slots:
             slot.child.wait()
         self._active.clear()
+
+
+def add_members(folder: Path, trials: Sequence[Trial]) -> None:
+    """Write the names of trials into the list of runs that answer to a study's name."""
+    path = folder / MEMBERS
+    names = path.read_text("utf-8").split() if path.exists() else []
+    names += [trial.name for trial in trials]
+    make_folder(folder)
+    write_whole(path, "".join(f"{name}\n" for name in dict.fromkeys(names)))
 
 
 def read_trial(trial: Trial, status: str) -> Run:

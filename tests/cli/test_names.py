@@ -68,10 +68,32 @@ def test_the_likeliest_of_several_runs_is_named_first(root):
     write_run(root / "runs", "wide", 3, name="wide-lr0.001-seed3")
     write_run(root / "runs", "wide", 7, name="trial-wide-seed7")
     write_run(root / "runs", "wide", 8, name="wide-seed8")
-    (root / "runs" / "trial-study").mkdir()
     shown = "wide-seed8, wide-lr0.001-seed3, my-wide, trial-wide-seed7"
     with pytest.raises(UsageError, match=f"recipe 'wide' has 4 runs: {shown}\n"):
         find_run("wide")
+
+
+def test_runs_of_a_study_answer_to_its_name_only(root):
+    """A baseline that two races share belongs to both; a run that a person began, to its recipe."""
+    runs = root / "runs"
+    for name, members in (
+        ("warm-study", ["warm-deep-seed1"]),
+        ("race-deep-wide-123456", ["race-deep-1-seed100", "race-wide-1-seed100", "removed"]),
+        ("race-deep-muon-654321", ["race-deep-1-seed100"]),
+    ):
+        (runs / name).mkdir()
+        (runs / name / "runs.txt").write_text("".join(f"{member}\n" for member in members))
+    for name in ("warm-deep-seed1", "race-deep-1-seed100", "race-wide-1-seed100"):
+        write_run(runs, "deep", 1, name=name)
+    found = {}
+    for name in ("deep", "warm", "race-deep-wide-123456", "race-deep-muon-654321"):
+        found[name] = [path.name for path in select_runs([name])]
+    assert found == {
+        "deep": ["deep-seed3"],
+        "warm": ["warm-deep-seed1"],
+        "race-deep-wide-123456": ["race-deep-1-seed100", "race-wide-1-seed100"],
+        "race-deep-muon-654321": ["race-deep-1-seed100"],
+    }
 
 
 WRONG_RUN = {
@@ -202,15 +224,3 @@ def test_an_empty_option_is_not_taken_for_its_default(line):
     names = {"compare a b --baseline=": "--baseline", "pretrain ''": "recipe"}
     name = names.get(line, "--name")
     assert str(refused.value) == f"{name} is empty\ngive it a value, or leave it out"
-
-
-def test_runs_of_a_study_or_race_belong_to_it(root):
-    """51.17: a recipe's name means the runs that a person started."""
-    for seed in (5, 6):
-        write_run(root / "runs", "wide", seed, name=f"s-a-seed{seed}", origin={"study": "s"})
-        race = {"study": "race"}
-        write_run(root / "runs", "wide", seed, name=f"race-wide-1f-seed{seed}", origin=race)
-    assert [path.name for path in select_runs(["wide"])] == ["my-wide"]
-    assert [path.name for path in select_runs(["s"])] == ["s-a-seed5", "s-a-seed6"]
-    both = ["race-wide-1f-seed5", "race-wide-1f-seed6"]
-    assert [path.name for path in select_runs(["race-wide-1f"])] == both

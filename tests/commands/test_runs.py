@@ -59,6 +59,27 @@ def test_list_says_status_recipe_seed_tokens_and_best_loss(root):
     assert [entry["name"] for entry in value] == ["small-seed3"]
 
 
+def test_a_study_and_a_search_are_a_line_each(root):
+    """One of the study's three runs is under way, another has diverged; its name lists them."""
+    start = {"event": "start", "time": "T"}
+    write_run(root, "small", 0)
+    write_run(root, "warm-a", 1)
+    write_run(root, "warm-a", 2, events=[start, {"event": "diverged", "step": 100}])
+    write_run(root, "warm-a", 3, steps=50, budget=102400)
+    (root / "warm-study").mkdir()
+    members = "".join(f"warm-a-seed{seed}\n" for seed in (1, 2, 3))
+    (root / "warm-study" / "runs.txt").write_text(members)
+    write_run(root / "small-tune" / "probes", "probe", 7)
+    (root / "small-tune" / "search.toml").write_text("")
+    lines = [line.split()[:6] for line in run("list --sort name").stdout.splitlines()[1:]]
+    assert [line[0] for line in lines] == ["small-seed0", "small-tune", "warm"]
+    assert lines[1][1:] == ["search,", "1", "of", "1", "run"]
+    assert lines[2][1:] == ["study,", "2", "of", "3", "runs"]
+    for name, runs in (("warm", 3), ("small-tune", 1), ("small", 1)):
+        assert len(run(f"list {name}").stdout.splitlines()) == 1 + runs
+    assert len(json.loads(run("list --format json").stdout)) == 4
+
+
 SWEPT = "sweep-small-muon-lr1e-3-n-layer2-tokens4096"
 """Name of a run of a sweep over three settings: with its seed 49 characters."""
 

@@ -30,7 +30,7 @@ from tests.fake_runs import val_loss
 from tests.trials.stubs import Pretrain, Stub, both, plain, quiet, write_trial
 
 
-def make_runner(folder: Path, launch: Pretrain, jobs: int = 1, **more: float) -> TrialRunner:
+def make_runner(folder: Path, launch: Pretrain, jobs: int = 1, **more: Any) -> TrialRunner:
     return TrialRunner(folder / "state", jobs=jobs, say=quiet, launch=launch, **more)
 
 
@@ -43,6 +43,17 @@ def cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Let this machine have so many processor cores."""
     every = set(range(number))
     monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: every, raising=False)
+
+
+def test_runs_of_a_study_are_listed_in_its_folder_once(folder):
+    """Look by look; those of a sweep without a name belong to nobody."""
+    for study in ("", "s"):
+        for seeds in ((0,), (0, 1)):
+            trials = plain(*seeds)
+            make_runner(folder, Pretrain(trials), study=study).train(trials)
+        members = folder / "state" / "runs.txt"
+        assert members.exists() == bool(study)
+    assert members.read_text() == "plain-seed0\nplain-seed1\n"
 
 
 def test_arguments(folder):
