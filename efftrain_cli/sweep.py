@@ -44,8 +44,9 @@ def compare_sweep(
     baseline: str | None = None,
     target: float | None = None,
 ) -> Comparison | None:
-    """Compare what a sweep trained; None if there is one recipe with one setting."""
-    if len(group_runs(runs)) < 2:
+    """Compare what a sweep trained; None if there is one recipe, and no setting to judge by."""
+    is_one_recipe = len({run.arm for run in runs}) == 1
+    if len(group_runs(runs)) < 2 or (is_one_recipe and baseline is None):
         return None
     return compare(runs, baseline=baseline, target=target)
 

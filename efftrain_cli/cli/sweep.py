@@ -113,7 +113,7 @@ def sweep(
     if comparison is None and format_ == "json":
         print_json(command.run_rows(runs))
     elif comparison is None:
-        print_folded("\n".join(command.run_lines(runs)))
+        print_folded("\n".join(table or command.run_lines(runs)))
     if comparison is None:
         return
     show(comparison, format_, output, details=details, plot=plot, after=table)

@@ -27,12 +27,14 @@ SIZES = (0.8, 1.2, 2.0)
 
 def tell_look(rows: Sequence[Result], pairs: int) -> None:
     """Print a line per arm about what a look says."""
+    has_several = len({row.measure for row in rows}) > 1
     for row in rows:
         estimate = estimate_text(row, with_unit=True) or row.why
         verdict = row.verdict or "not judged"
         if row.given_up:
             verdict = "given up, p > 0.5"
-        say(f"{counted(pairs, 'pair')}: {row.arm} {estimate}: {verdict}")
+        name = f"{row.arm}, {row.title}," if has_several else row.arm
+        say(f"{counted(pairs, 'pair')}: {name} {estimate}: {verdict}")
 
 
 def judged_trials(plan: Plan) -> list[Trial]:
@@ -124,7 +126,8 @@ def status_lines(plan: Plan) -> list[str]:
     for number, look in enumerate(registration.looks):
         for row in look:
             verdict = row.get("verdict") or "not judged"
-            lines.append(f"look    {plan.looks[number]} pairs: {row['arm']} {verdict}")
+            what = f"{row['arm']} {verdict} in {row['title']}"
+            lines.append(f"look    {plan.looks[number]} pairs: {what}")
     return lines
 
 

@@ -40,6 +40,7 @@ def test_three_pairs_by_hand():
 
 
 def test_pairs_and_welch_are_those_of_scipy():
+    """F50."""
     base = [4.01, 4.12, 4.05, 4.2, 3.97]
     arm = [3.95, 4.02, 4.01, 4.1, 3.99]
     pairs = stats.ttest_rel(arm, base)
@@ -104,6 +105,7 @@ def test_pending_pairs_wait():
 
 
 def test_what_cannot_be_judged_is_blank_and_says_why():
+    """F49."""
     one = judged(make_arm("base", [4.0]), make_arm("arm", [3.9]))
     assert (one.verdict, one.why) == ("", "one seed supports no claim")
     same = judged(make_arm("base", [4.0, 4.5]), make_arm("arm", [3.75, 4.25]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+from efftrain_cli.cli.judged import FAILED, NOT_JUDGED
 from efftrain_cli.foundation import errors
 from tests.conftest import REPOSITORY
 from tests.docs.pages import text_of
@@ -80,4 +81,4 @@ def test_exit_codes():
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, Exception)
     }
-    assert codes == raised | {0, 130}
+    assert codes == raised | {0, FAILED, NOT_JUDGED, 130}

@@ -79,6 +79,17 @@ def test_one_recipe_at_one_setting_is_a_line_a_run(folder):
     assert [line.split(":")[0] for line in lines] == ["plain-seed0", "plain-seed1"]
 
 
+def test_rates_of_one_recipe_are_a_table(folder):
+    for trial in grid(["warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])]):
+        write_trial(trial)
+    words = ["sweep", "warm.toml", "--seeds", "0..1", "--set", "optim.lr=1e-3,2e-3"]
+    head, warm, note, following = cli(*words).stdout.strip().splitlines()
+    assert head.endswith("nats/token, mean of 2 seeds") and warm.split()[2].endswith("*!")
+    assert note.startswith("*: best") and following.startswith("next: ")
+    judged = cli(*words, "--baseline", "warm-lr1e-3*").stdout
+    assert "is better than warm-lr1e-3 in final loss" in judged
+
+
 def test_names_are_checked_before_anything_is_trained(folder):
     """51.8: what a name cannot hold is told apart by a hash."""
     for name in ("a_b.txt", "ab.txt", "a b.txt"):
