@@ -12,15 +12,17 @@ each after the same number of sequences, until it is full.
     B_t = start + floor(consumed_t / (sequences / n)) * increment    while consumed_t <= sequences
     B_t = B                                                          after that
 
-consumed_t counts the sequences trained before the step. It attaches to `plan_step`, which asks
-`batch_size_at`.
+consumed_t counts the sequences trained before the step. Late steps, in place of the ramp: Wang et
+al. 2026, "Fast catch-up, late switching", arXiv 2602.14208, keep the small batch for most of the
+budget and switch to the full one late. It attaches to `plan_step`, which asks `batch_size_at`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from dataclasses import replace
-from typing import ClassVar
+from itertools import pairwise
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -31,8 +33,8 @@ from efftrain_cli.methods.method import Changes, Method, Problems, Sections, var
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class BatchSizeWarmup(Method):
-    """Batch size warmup: begin with few sequences per step and add `increment` at a time over
-    `sequences` sequences."""
+    """Batch size warmup: begin with few sequences per step and add `increment` at a time, over
+    `sequences` sequences or after each of `switch` tokens."""
 
     varies: ClassVar = frozenset({"batch"})
     aliases: ClassVar = {"": "rampup_batch_size batch_warmup batch_size_rampup"}
@@ -41,50 +43,31 @@ class BatchSizeWarmup(Method):
     """Sequences per step at the beginning."""
     increment: int = Field(ge=1)
     """Sequences added at each increase; divides train.batch_size - start."""
-    sequences: Count = Field(ge=1)
+    sequences: Annotated[Count, Field(ge=1)] | None = None
     """Length of the ramp, in sequences trained."""
+    switch: tuple[Count, ...] | None = None
+    """In place of `sequences`: tokens trained after which `increment` is added, once for each."""
 
-    def batch_size_at(self, consumed: int, full: int) -> int:
-        """Return the sequences of the step after `consumed` of them; `full` is the final batch."""
+    def batch_size_at(self, consumed: int, tokens: int, full: int) -> int:
+        """Return the sequences of the step after `consumed` of them and `tokens`; `full` is the
+        final batch."""
+        if self.switch is not None:
+            return self.start + bisect_right(self.switch, tokens) * self.increment
+        # The recipe's rules require it without a switch.
+        assert self.sequences is not None
         if consumed > self.sequences or self.start >= full:
             return full
         per_increment = self.sequences / ((full - self.start) // self.increment)
         return self.start + int(consumed / per_increment) * self.increment
 
-    def steps_of_ramp(self, full: int) -> int:
-        """Count the optimizer steps that run at less than the `full` batch."""
-        steps = consumed = 0
-        while (batch_size := self.batch_size_at(consumed, full)) < full:
-            steps += 1
-            consumed += batch_size
-        return steps
-
-    def sequences_through(self, step: int, full: int) -> int:
-        """Count the sequences trained by the end of `step`."""
-        consumed = 0
-        while step > 0:
-            batch_size = self.batch_size_at(consumed, full)
-            if batch_size == full:
-                return consumed + step * full
-            # Steps until the batch has grown.
-            after = range(consumed + batch_size, consumed + step * batch_size, batch_size)
-            growth = bisect_left(
-                after, batch_size + 1, key=lambda sequences: self.batch_size_at(sequences, full)
-            )
-            steps = growth + 1
-            consumed += steps * batch_size
-            step -= steps
-        return consumed
-
-    def sequences_for(self, steps: int, full: int) -> int:
-        """Return the `sequences` with which this ramp takes about `steps` optimizer steps.
-
-        Each of its n stretches has the same number of sequences, at a batch of its own.
-        """
-        batch_sizes = range(self.start, full, self.increment)
-        return round(steps * len(batch_sizes) / sum(1 / batch_size for batch_size in batch_sizes))
-
     def problems(self, recipe: Sections) -> Problems:
+        if (self.sequences is None) == (self.switch is None):
+            yield (
+                "batch_size_warmup.sequences",
+                "or switch is needed, and not both: the length of the ramp in sequences,"
+                " or the tokens after which the batch grows",
+            )
+            return
         full = recipe.train.batch_size
         budget = recipe.train.tokens
         # A lower bound of a sequence's tokens if another method decides them.
@@ -106,7 +89,9 @@ class BatchSizeWarmup(Method):
                     " so the ramp would not end at it"
                 ),
             )
-        elif self.sequences * seq_len > budget:
+        elif self.switch is not None:
+            yield from self._problems_of_switch(self.switch, full, budget)
+        elif self.sequences is not None and self.sequences * seq_len > budget:
             yield (
                 "batch_size_warmup.sequences",
                 (
@@ -116,6 +101,20 @@ class BatchSizeWarmup(Method):
                 ),
             )
 
+    def _problems_of_switch(self, switch: tuple[int, ...], full: int, budget: int) -> Problems:
+        needed = (full - self.start) // self.increment
+        if len(switch) != needed:
+            yield (
+                "batch_size_warmup.switch",
+                f"has {len(switch)} entries, and from start = {self.start} it takes {needed}"
+                f" of increment = {self.increment} to train.batch_size = {full}",
+            )
+        elif any(later <= earlier for earlier, later in pairwise((0, *switch, budget))):
+            yield (
+                "batch_size_warmup.switch",
+                f"rises from above 0 to below train.tokens = {budget:,}",
+            )
+
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
         return min(self.start, batch_size), batch_size
 
@@ -123,7 +122,7 @@ class BatchSizeWarmup(Method):
         start = batch_size // 2
         return {
             "batch_size_warmup": replace(
-                self, start=start, increment=start, sequences=half * batch_size
+                self, start=start, increment=start, sequences=half * batch_size, switch=None
             )
         }
 

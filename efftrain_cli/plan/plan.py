@@ -55,7 +55,9 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
         batch_size = length_warmup.batch_size_at(seq_len, full, train.batch_size)
         per_window = length_warmup.sequences_per_window_at(seq_len, full)
     if recipe.batch_size_warmup is not None:
-        batch_size = recipe.batch_size_warmup.batch_size_at(progress.sequences, train.batch_size)
+        batch_size = recipe.batch_size_warmup.batch_size_at(
+            progress.sequences, progress.tokens, train.batch_size
+        )
     if recipe.simigrad is not None and progress.batch_size:
         batch_size = progress.batch_size
 

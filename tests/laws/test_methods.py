@@ -132,6 +132,7 @@ NEUTRAL = {
     "one step of tokens": ["seq_len_warmup={start = 8, steps = 1, batch = 'tokens'}"],
     "one length": ["seq_len_warmup={pacing = 'discrete', lengths = [16]}"],
     "full batch": ["batch_size_warmup={start = 8, increment = 1, sequences = 10}"],
+    "full batch, no switch": ["batch_size_warmup={start = 8, increment = 1, switch = []}"],
     "theta 1": ["progressive_layer_drop={theta = 1.0, steps = 10}"],
     "theta 1, code": ["progressive_layer_drop={theta = 1.0, steps = 10, keep = 'code'}"],
     "wide sums": ["chunked_accumulation={}"],

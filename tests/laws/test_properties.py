@@ -127,7 +127,7 @@ def test_the_batch_ramp_climbs_by_its_increment_to_the_full_batch(
         BatchSizeWarmup(start=start, increment=increment, sequences=sequences),
         start + rises * increment,
     )
-    sizes = [ramp.batch_size_at(consumed, full) for consumed in range(sequences + 2)]
+    sizes = [ramp.batch_size_at(consumed, 0, full) for consumed in range(sequences + 2)]
     assert sizes[0] == start and sizes[-1] == full and sizes == sorted(sizes)
     assert all((size - start) % increment == 0 and size <= full for size in sizes)
 

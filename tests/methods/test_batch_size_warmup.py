@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
+from efftrain_cli.plan.plan import plan_equal_steps, plan_run
 from tests.tiny import tiny_recipe
 
 
@@ -29,21 +30,19 @@ def megatron(consumed: int, start: int, increment: int, ramp: int, full: int) ->
 )
 def test_every_step_of_the_ramp_is_megatron_s(start, increment, ramp, full):
     warmup = BatchSizeWarmup(start=start, increment=increment, sequences=ramp)
-    steps = consumed = 0
+    consumed = 0
     while consumed <= 1.1 * ramp:
-        batch_size = warmup.batch_size_at(consumed, full)
+        batch_size = warmup.batch_size_at(consumed, 0, full)
         assert batch_size == megatron(consumed, start, increment, ramp, full)
-        steps += batch_size < full
         consumed += batch_size
     assert batch_size == full
-    assert warmup.steps_of_ramp(full) == steps
 
 
 def test_the_edges_of_an_increase():
     warmup = BatchSizeWarmup(
         start=16, increment=16, sequences=150
     )  # 15 increments of 10 sequences each
-    assert [warmup.batch_size_at(consumed, 256) for consumed in (0, 9, 10, 149, 150, 151)] == [
+    assert [warmup.batch_size_at(consumed, 0, 256) for consumed in (0, 9, 10, 149, 150, 151)] == [
         16,
         16,
         32,
@@ -55,8 +54,7 @@ def test_the_edges_of_an_increase():
 
 def test_a_start_at_the_full_batch_changes_nothing():
     warmup = BatchSizeWarmup(start=64, increment=8, sequences=1000)
-    assert {warmup.batch_size_at(consumed, 64) for consumed in range(0, 2000, 64)} == {64}
-    assert warmup.steps_of_ramp(64) == 0
+    assert {warmup.batch_size_at(consumed, 0, 64) for consumed in range(0, 2000, 64)} == {64}
 
 
 @pytest.mark.parametrize(
@@ -85,14 +83,32 @@ def test_ramps_that_do_not_fit_the_recipe_are_problems(keys, key):
     assert str(keys[key])[:2] in rule
 
 
-@pytest.mark.parametrize(
-    "start, increment, full, steps",
-    [(256, 256, 4096, 20_000), (8, 8, 64, 300), (8, 4, 64, 40)],
-)
-def test_a_ramp_of_so_many_steps(start, increment, full, steps):
-    warmup = BatchSizeWarmup(start=start, increment=increment, sequences=1)
-    ramp = BatchSizeWarmup(
-        start=start, increment=increment, sequences=warmup.sequences_for(steps, full)
+def test_the_batch_switches_at_the_first_step_after_so_many_tokens():
+    """Steps of 2, 5 and 8 sequences of 16 tokens: 32, 80 and 128 tokens. The second batch begins
+    after 5 steps (160 tokens, at least 150), the third 3 steps later (400 tokens)."""
+    recipe = tiny_recipe(
+        "train.tokens=800",
+        "batch_size_warmup={start = 2, increment = 3, switch = [150, 400]}",
     )
-    # Each batch size may round up to a step of its own.
-    assert abs(ramp.steps_of_ramp(full) - steps) <= (full - start) // increment
+    plans = list(plan_run(recipe))
+    assert [plan.batch_size for plan, _ in plans] == [2] * 5 + [5] * 3 + [8] * 4
+    assert plans[-1][1].tokens == 5 * 32 + 3 * 80 + 4 * 128
+    groups = [(group.plan.batch_size, group.steps) for group in plan_equal_steps(recipe)]
+    assert groups == [(2, 5), (5, 3), (8, 4)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({}, "sequences"),
+        ({"sequences": 10, "switch": (100, 200)}, "sequences"),
+        ({"switch": (100,)}, "switch"),
+        ({"switch": (200, 100)}, "switch"),
+        ({"switch": (0, 100)}, "switch"),
+        ({"switch": (100, 800)}, "switch"),
+    ],
+)
+def test_switches_that_do_not_fit_the_recipe_are_problems(keys, key):
+    recipe = tiny_recipe("train.tokens=800")
+    ((found, _),) = BatchSizeWarmup(start=2, increment=3, **keys).problems(recipe)
+    assert found == f"batch_size_warmup.{key}"
