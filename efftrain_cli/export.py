@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from efftrain_cli import __version__
-from efftrain_cli.model.hf import EXPORTED_FROM, check_empty, json_text, to_hf_config, write_hf
+from efftrain_cli.model.hf import EXPORTED_FROM, check_empty, hf_config, json_text, write_hf
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.names import recipe_name
@@ -65,7 +65,7 @@ def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
     )
     return environment.get_template("model_card.md").render(
         trained=trained,
-        family=to_hf_config(trained.model.config, 0)["model_type"],
+        family=hf_config(trained.model.config, 0).model_type,
         efftrain=origin.get("efftrain") or __version__,
         recipe_name=recipe_name(origin, trained.run.name),
         losses=validation_curve(rows),

@@ -1,35 +1,30 @@
-"""GPT-2, Llama and Qwen3 as `transformers` stores them: weights, configuration and tokenizer, both
-ways and without loss.
+"""GPT-2, Llama and Qwen3 as transformers stores them, both ways and without loss.
 
-GPT-2's parameter names are ours. Its linear layers are `Conv1D` with weights (in, out) where ours
-are (out, in), and its names begin with "transformer." in files that transformers writes and without
-it in those that OpenAI's weights were released in. Llama has q, k and v apart. No table there has
-padding rows. Nothing here imports transformers: the formats are safetensors and JSON.
+transformers builds, writes and reads the models; here are the names of the weights, and what makes
+two configurations compute the same. No table there has padding rows, and linear layers of GPT-2
+have weights (in, out) where ours are (out, in). transformers is imported inside functions.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
 
-from efftrain_cli.foundation import bounds
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import made_beside
 from efftrain_cli.foundation.records import parse_json, read_small_text
-from efftrain_cli.foundation.section import Blocks, Channels, Heads
-from efftrain_cli.foundation.tensors import Tensors, read_tensors, write_tensors
 from efftrain_cli.model.config import GPTConfig, pad_vocabulary, resize
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 CONV1D_WEIGHTS = (
     "attn.c_attn.weight",
@@ -37,14 +32,7 @@ CONV1D_WEIGHTS = (
     "mlp.c_fc.weight",
     "mlp.c_proj.weight",
 )
-"""Ends of the names whose matrices transformers stores transposed."""
-
-READABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-"""Types of tensors that are read as weights: others hold codes that need a scale."""
-
-NOT_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
-"""Ends of the names of causal masks and wavelengths that older files carry beside the weights."""
-
+"""Ends of the names whose matrices GPT-2 of transformers stores transposed."""
 LLAMA_NAMES = {
     "wte": ("model.embed_tokens",),
     "ln_1": ("input_layernorm",),
@@ -61,330 +49,119 @@ LLAMA_NAMES = {
 }
 """Our modules -> those of LlamaForCausalLM and Qwen3ForCausalLM; of a block without
 "model.layers.N."."""
-
-SAYS: dict[str, dict[str, Any]] = {
-    "GPT-2": {
-        "norm": "layernorm",
-        "mlp": "gelu",
-        "positions": "learned",
-        "bias": True,
-        "tied": True,
-        "qk_norm": False,
-        "softcap": None,
-    },
-    "Llama": {
-        "norm": "rmsnorm",
-        "mlp": "swiglu",
-        "positions": "rope",
-        "bias": False,
-        "softcap": None,
-    },
+GPT2_SHAPE: dict[str, Any] = {
+    "norm": "layernorm",
+    "mlp": "gelu",
+    "positions": "learned",
+    "bias": True,
+    "tied": True,
+    "qk_norm": False,
+    "softcap": None,
 }
-"""What transformers' classes can compute: fields of [model] that must have these values. Qwen3 is
+LLAMA_SHAPE: dict[str, Any] = {
+    "norm": "rmsnorm",
+    "mlp": "swiglu",
+    "positions": "rope",
+    "bias": False,
+    "softcap": None,
+}
+"""What the classes of transformers compute: fields of [model] that must have these values. Qwen3 is
 Llama with norms of q and k."""
-
-Vocabulary = Annotated[int, Field(ge=1, le=bounds.VOCABULARY)]
-Context = Annotated[int, Field(ge=1, le=bounds.CONTEXT)]
-Positive = Annotated[float, Field(gt=0)]
-Off = Literal[False] | None
-"""A switch that must be off; None: it is absent, which is off too."""
-
-
-class _HfConfig(BaseModel):
-    """Keys of a config.json, with the values that our GPT can compute. Other keys change nothing
-    that it computes."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class _Gpt2(_HfConfig):
-    """Config of GPT2LMHeadModel; defaults are that class's."""
-
-    model_type: Literal["gpt2"] = "gpt2"
-    vocab_size: Vocabulary
-    n_positions: Context
-    n_embd: Channels
-    n_layer: Blocks
-    n_head: Heads
-    n_inner: Channels | None = None
-    activation_function: Literal["gelu_new", "gelu_pytorch_tanh"] = "gelu_new"
-    layer_norm_epsilon: Positive = 1e-5
-    scale_attn_weights: Literal[True] = True
-    scale_attn_by_inverse_layer_idx: Off = None
-    reorder_and_upcast_attn: Off = None
-    add_cross_attention: Off = None
-    tie_word_embeddings: Literal[True] = True
-
-    def shape(self, rows: int) -> GPTConfig:
-        """Return the model's shape, its table padded to `rows`."""
-        d_ff = self.n_inner
-        if d_ff == 4 * self.n_embd:
-            d_ff = None
-        return GPTConfig(
-            n_layer=self.n_layer,
-            n_head=self.n_head,
-            n_embd=self.n_embd,
-            seq_len=self.n_positions,
-            vocab_size=self.vocab_size,
-            padded_vocab_size=rows,
-            norm_eps=self.layer_norm_epsilon,
-            d_ff=d_ff,
-        )
+CHANGES_NOTHING = (
+    "architectures attention_dropout attn_pdrop bos_token_id dtype embd_pdrop eos_token_id id2label"
+    " initializer_range label2id max_window_layers n_ctx output_attentions output_hidden_states"
+    " pad_token_id resid_pdrop return_dict sep_token_id sliding_window summary_activation"
+    " summary_first_dropout summary_proj_to_labels summary_type summary_use_proj"
+    " task_specific_params tokenizer_class torch_dtype transformers_version use_cache _name_or_path"
+)
+"""Keys of config.json that change no logits in evaluation."""
+READABLE = ("F32", "F16", "BF16", "F64")
+"""Types of tensors that are read as weights: others hold codes that need a scale."""
+MASKS = (".attn.bias", ".attn.masked_bias")
+"""Ends of the names of causal masks that older files carry beside the weights."""
+EXPORTED_FROM = "efftrain.json"
+"""File of an export that says which checkpoint it was."""
 
 
-class _Rope(_HfConfig):
-    rope_type: Literal["default"] = "default"
-    rope_theta: Positive | None = None
-    partial_rotary_factor: Annotated[float, Field(ge=1, le=1)] | None = None
+class Weight(NamedTuple):
+    """One of our parameters, or a part of its rows, and its place there."""
+
+    ours: str
+    rows: slice
+    theirs: str
+    is_transposed: bool
 
 
-class _Llama(_HfConfig):
-    """Config of LlamaForCausalLM and Qwen3ForCausalLM; defaults are LlamaForCausalLM's."""
+def library() -> Any:
+    """Return transformers, without its progress bars and remarks.
 
-    model_type: Literal["llama", "qwen3"]
-    vocab_size: Vocabulary
-    hidden_size: Channels
-    intermediate_size: Channels
-    num_hidden_layers: Blocks
-    num_attention_heads: Heads
-    num_key_value_heads: Heads | None = None
-    head_dim: Channels | None = None
-    hidden_act: Literal["silu"] = "silu"
-    max_position_embeddings: Context = 2048
-    rms_norm_eps: Positive = 1e-6
-    rope_parameters: _Rope = _Rope()
-    rope_theta: Positive = 10_000.0
-    """Where older versions of transformers write it."""
-    rope_scaling: None = None
-    tie_word_embeddings: bool = False
-    attention_bias: Literal[False] = False
-    mlp_bias: Off = None
-    use_sliding_window: Off = None
-    layer_types: list[Literal["full_attention"]] | None = None
-    pretraining_tp: Literal[1] | None = None
-
-    def shape(self, rows: int) -> GPTConfig:
-        """Return the model's shape, its table padded to `rows`."""
-        heads = self.num_attention_heads
-        width = self.hidden_size
-        shape = GPTConfig(
-            n_layer=self.num_hidden_layers,
-            n_head=heads,
-            n_embd=width,
-            seq_len=self.max_position_embeddings,
-            vocab_size=self.vocab_size,
-            padded_vocab_size=rows,
-            tied=self.tie_word_embeddings,
-            norm_eps=self.rms_norm_eps,
-            rope_theta=self.rope_parameters.rope_theta or self.rope_theta,
-            qk_norm=self.model_type == "qwen3",
-            **SAYS["Llama"],
-        )
-        return resize(
-            shape,
-            n_head=heads,
-            n_embd=width,
-            kv_heads=self.num_key_value_heads or heads,
-            head_size=self.head_dim or max(1, width // heads),
-            ff_size=self.intermediate_size,
-        )
-
-
-QWEN3 = {
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "max_position_embeddings": 32768,
-}
-"""Defaults of Qwen3ForCausalLM that are not Llama's."""
-
-
-def is_llama(config: GPTConfig) -> bool:
-    """Return whether the model is stored as Llama or Qwen3; else as GPT-2."""
-    return config.position_facts.rotates
-
-
-def refuse_unsayable(config: GPTConfig) -> None:
-    """Raise a UsageError, naming every field, if no class of transformers computes what this model
-    computes."""
-    name = "GPT-2"
-    if is_llama(config):
-        name = "Llama"
-    wrong = []
-    for field, needed in SAYS[name].items():
-        value = vars(config)[field]
-        if value != needed:
-            wrong.append(f"model.{field} = {json.dumps(value)} (must be {json.dumps(needed)})")
-    if name == "GPT-2":
-        if config.kv_heads != config.n_head:
-            wrong.append(f"model.n_kv_head = {config.kv_heads} (must be n_head)")
-        if config.attention_size != config.n_embd:
-            wrong.append(f"model.head_dim = {config.head_size} (must be n_embd / n_head)")
-    elif config.n_embd % config.n_head and not config.qk_norm:
-        wrong.append(f"model.n_head = {config.n_head} (must divide n_embd without qk_norm)")
-    if wrong:
-        model = "this model"
-        if not config.norm_facts.vectors:
-            model = "a model with no layer norms"
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import transformers
+    except ImportError:
         raise UsageError(
-            f"the {name} of transformers cannot compute {model}: {'; '.join(wrong)}\n"
-            "use the run itself: efftrain sample, efftrain eval-zeroshot"
-        )
+            "import and export need transformers\n"
+            "  in the folder of efftrain's source: `pip install '.[hf]'`"
+        ) from None
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    return transformers
 
 
-def hf_names(name: str, config: GPTConfig) -> tuple[str, ...]:
-    """Return the names of one of our parameters there, in the order of its rows: three of Llama's
-    q, k and v."""
-    if not is_llama(config):
-        return (name,)
-    module, _, end = name.rpartition(".")
-    prefix = ""
-    if module.startswith("h."):
-        _, number, module = module.split(".", 2)
-        prefix = f"model.layers.{number}."
-    return tuple(f"{prefix}{theirs}.{end}" for theirs in LLAMA_NAMES[module])
-
-
-def hf_rows(name: str, parameter: Tensor, config: GPTConfig) -> list[int]:
-    """Return the rows of a parameter that are stored, for each of its `hf_names`."""
-    if name in ("wte.weight", "lm_head.weight"):
-        return [config.vocab_size]
-    if is_llama(config) and "attn.c_attn." in name:
-        return list(config.qkv_rows)
-    return [len(parameter)]
-
-
-def _is_transposed(name: str, config: GPTConfig) -> bool:
-    return not is_llama(config) and name.endswith(CONV1D_WEIGHTS)
-
-
-def to_hf(model: GPT) -> Tensors:
-    """Return the weights under transformers' names, fp32 on the CPU.
-
-    Tables are (vocab_size, n_embd), padding cut off. A scale of the logits becomes the last norm's.
-
-    Raises:
-        UsageError: no class of transformers computes what this model computes.
-    """
+def weights_of(model: GPT) -> Iterator[Weight]:
+    """Yield where each weight of a model is stored; padding rows of the tables are not."""
     config = model.config
-    refuse_unsayable(config)
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        tensor = parameter.detach().to("cpu", torch.float32)
-        if name.startswith("ln_f."):
-            tensor = tensor * config.logit_scale
-        rows = hf_rows(name, parameter, config)
-        parts = tensor[: sum(rows)].split(rows)
-        for theirs, part in zip(hf_names(name, config), parts, strict=True):
-            if _is_transposed(name, config):
-                part = part.t()
-            if not is_llama(config):
-                theirs = f"transformer.{theirs}"
-            # Parts of one tensor share its memory, which safetensors refuses.
-            tensors[theirs] = part.clone(memory_format=torch.contiguous_format)
-    return tensors
+    is_gpt2 = config.positions == "learned"
+    for name in dict(model.named_parameters()):
+        module, _, end = name.rpartition(".")
+        prefix = ""
+        if is_gpt2:
+            places: tuple[str, ...] = (f"transformer.{module}",)
+        else:
+            if module.startswith("h."):
+                _, layer, module = module.split(".", 2)
+                prefix = f"model.layers.{layer}."
+            places = LLAMA_NAMES[module]
+        sizes: tuple[int | None, ...] = (None,)
+        if module in ("wte", "lm_head"):
+            sizes = (config.vocab_size,)
+        elif len(places) > 1:
+            sizes = config.qkv_rows
+        is_transposed = is_gpt2 and name.endswith(CONV1D_WEIGHTS)
+        start = 0
+        for size, place in zip(sizes, places, strict=True):
+            stop = None if size is None else start + size
+            yield Weight(name, slice(start, stop), f"{prefix}{place}.{end}", is_transposed)
+            start = stop or 0
 
 
-def from_hf(tensors: Tensors, config: GPTConfig) -> Tensors:
-    """Return the weights in our names and shapes, fp32; padding rows of the embedding are 0.
+def hf_config(config: GPTConfig, eot_id: int) -> PretrainedConfig:
+    """Return the configuration of the class of transformers that computes what a model computes.
 
     Raises:
-        CheckpointError: tensors are missing, left over or of another shape (all are named), or the
-            output matrix is not the embedding.
+        UsageError: there is none; every field is named.
     """
-    given = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    if config.tied:
-        table = hf_names("wte.weight", config)[0]
-        head = given.pop("lm_head.weight", None)
-        if head is not None and table in given and not torch.equal(head, given[table]):
-            tied = "this model ties them, so it cannot hold these weights"
-            raise CheckpointError(f"lm_head.weight differs from {table}: {tied}")
-    with torch.device("meta"):
-        expected = dict(GPT(config).named_parameters())
-    problems = []
-    converted = {}
-    for name, parameter in expected.items():
-        transposed = _is_transposed(name, config)
-        parts = []
-        rows = hf_rows(name, parameter, config)
-        for theirs, count in zip(hf_names(name, config), rows, strict=True):
-            shape: tuple[int, ...] = (count, *parameter.shape[1:])
-            if transposed:
-                shape = shape[::-1]
-            tensor = given.pop(theirs, None)
-            if tensor is None:
-                problems.append(f"{theirs} is missing")
-                continue
-            given_shape = tuple(tensor.shape)
-            if given_shape != shape:
-                problems.append(f"{theirs} is {given_shape}, not {shape} as config.json says")
-                continue
-            if transposed:
-                tensor = tensor.t()
-            parts.append(tensor)
-        if len(parts) < len(rows):
-            continue
-        if sum(rows) < len(parameter):
-            padding = len(parameter) - sum(rows)
-            parts.append(parts[0].new_zeros(padding, *parameter.shape[1:]))
-        converted[name] = torch.cat(parts).contiguous()
-    problems += [f"{name} has no place in this model" for name in sorted(given)]
-    if problems:
-        raise CheckpointError(
-            "the weights are not those of a model of this configuration: " + "; ".join(problems)
+    refuse_unsayable(config)
+    transformers = library()
+    common = {"vocab_size": config.vocab_size, "bos_token_id": eot_id, "eos_token_id": eot_id}
+    if config.positions == "learned":
+        return transformers.GPT2Config(
+            **common,
+            n_positions=config.seq_len,
+            n_embd=config.n_embd,
+            n_layer=config.n_layer,
+            n_head=config.n_head,
+            n_inner=config.d_ff,
+            layer_norm_epsilon=config.norm_eps,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
         )
-    return converted
-
-
-def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
-    """Return the config.json of a class of transformers that computes what this model computes,
-    without dropout."""
-    keys = _gpt2_keys(config)
-    if is_llama(config):
-        keys = _llama_keys(config)
-    return {
-        **keys,
-        "initializer_range": 0.02,
-        "bos_token_id": eot_id,
-        "eos_token_id": eot_id,
-        "torch_dtype": "float32",
-        "use_cache": True,
-    }
-
-
-def _gpt2_keys(config: GPTConfig) -> dict[str, Any]:
-    described = _Gpt2(
-        vocab_size=config.vocab_size,
-        n_positions=config.seq_len,
-        n_embd=config.n_embd,
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        layer_norm_epsilon=config.norm_eps,
-    )
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        **described.model_dump(exclude_none=True),
-        "n_ctx": config.seq_len,
-        "n_inner": config.d_ff,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-    }
-
-
-def _llama_keys(config: GPTConfig) -> dict[str, Any]:
-    """Return every key that has a default there, as the classes' defaults differ."""
-    architecture = "LlamaForCausalLM"
-    own: dict[str, Any] = {"model_type": "llama", "mlp_bias": False}
-    if config.qk_norm:
-        architecture = "Qwen3ForCausalLM"
-        own = {
-            "model_type": "qwen3",
-            "use_sliding_window": False,
-            "layer_types": ["full_attention"] * config.n_layer,
-        }
-    described = _Llama(
-        **own,
-        vocab_size=config.vocab_size,
+    name = "Qwen3Config" if config.qk_norm else "LlamaConfig"
+    return getattr(transformers, name)(
+        **common,
         hidden_size=config.n_embd,
         intermediate_size=config.ff_size,
         num_hidden_layers=config.n_layer,
@@ -393,64 +170,58 @@ def _llama_keys(config: GPTConfig) -> dict[str, Any]:
         head_dim=config.head_size,
         max_position_embeddings=config.seq_len,
         rms_norm_eps=config.norm_eps,
-        rope_parameters=_Rope(rope_theta=config.rope_theta),
-        rope_theta=config.rope_theta,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         tie_word_embeddings=config.tied,
     )
-    return {
-        "architectures": [architecture],
-        **described.model_dump(exclude_none=True),
-        "attention_dropout": 0.0,
-        "pad_token_id": None,
-    }
 
 
-def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GPTConfig:
-    """Return the model's shape in a config.json, its vocabulary a multiple of `vocab_multiple`.
+def refuse_unsayable(config: GPTConfig) -> None:
+    """Raise a UsageError, naming every field, if no class of transformers computes what this model
+    computes."""
+    is_gpt2 = config.positions == "learned"
+    shape = GPT2_SHAPE if is_gpt2 else LLAMA_SHAPE
+    wrong = []
+    for field, needed in shape.items():
+        value = vars(config)[field]
+        if value != needed:
+            wrong.append(f"model.{field} = {json.dumps(value)} (must be {json.dumps(needed)})")
+    if is_gpt2:
+        if config.kv_heads != config.n_head:
+            wrong.append(f"model.n_kv_head = {config.kv_heads} (must be n_head)")
+        if config.attention_size != config.n_embd:
+            wrong.append(f"model.head_dim = {config.head_size} (must be n_embd / n_head)")
+    elif config.n_embd % config.n_head and not config.qk_norm:
+        wrong.append(f"model.n_head = {config.n_head} (must divide n_embd without qk_norm)")
+    if wrong:
+        name = "GPT-2" if is_gpt2 else "Llama"
+        model = "this model" if config.norm_facts.vectors else "a model with no layer norms"
+        raise UsageError(
+            f"the {name} of transformers cannot compute {model}: {'; '.join(wrong)}\n"
+            "  use the run itself: efftrain sample, efftrain eval-zeroshot"
+        )
+
+
+def to_hf(model: GPT, eot_id: int) -> PreTrainedModel:
+    """Return the model of transformers with a model's weights, fp32 on the CPU.
+
+    A scale of the logits becomes the last norm's.
 
     Raises:
-        CheckpointError: it describes another function than this GPT computes. Every key that is
-            wrong by itself is named, or every size that does not fit the others.
+        UsageError: as `hf_config`.
     """
-    given = {key: value for key, value in hf_config.items() if value is not None}
-    family = given.get("model_type", "gpt2")
-    hf_class: type[_Gpt2] | type[_Llama] = _Llama
-    if family == "gpt2":
-        hf_class = _Gpt2
-    elif family == "qwen3":
-        given = QWEN3 | given
-    elif family != "llama":
-        named = json.dumps(family)[:100]
-        raise CheckpointError(
-            f"config.json describes a model of model_type {named}:"
-            " efftrain reads gpt2, llama and qwen3"
-        )
-    try:
-        described = hf_class.model_validate(given)
-    except ValidationError as error:
-        problems = [_problem(entry) for entry in error.errors(include_url=False)]
-    else:
-        config = described.shape(pad_vocabulary(described.vocab_size, vocab_multiple))
-        problems = [f"{field} {rule}" for field, rule in config.validation_errors()]
-        if not problems:
-            return config
-    raise CheckpointError(
-        f"config.json does not describe a model that efftrain can compute: {'; '.join(problems)}"
-    )
-
-
-def _problem(entry: Any) -> str:
-    """Format one of pydantic's errors: key, value and rule."""
-    key = ".".join(map(str, entry["loc"]))
-    if entry["type"] == "missing":
-        return f"{key} is missing"
-    value = json.dumps(entry["input"], default=str)[:100]
-    rule = entry["msg"].replace("Input should", "must")
-    return f"{key} = {value} ({rule})"
-
-
-EXPORTED_FROM = "efftrain.json"
-"""File of an export that says which checkpoint it was."""
+    settings = hf_config(model.config, eot_id)
+    theirs = library().AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    ours = model.state_dict()
+    weights = {}
+    for weight in weights_of(model):
+        tensor = ours[weight.ours][weight.rows].to("cpu", torch.float32)
+        if weight.ours.startswith("ln_f."):
+            tensor = tensor * model.config.logit_scale
+        weights[weight.theirs] = tensor.t() if weight.is_transposed else tensor
+    if model.config.tied:
+        weights["lm_head.weight"] = ours["wte.weight"][: model.config.vocab_size]
+    theirs.load_state_dict(weights)
+    return theirs.eval()
 
 
 def check_empty(directory: Path) -> None:
@@ -476,9 +247,10 @@ def write_hf(
         others: texts of further files by name.
 
     Raises:
-        UsageError: the directory holds files already.
+        UsageError: the directory holds files already, or as `hf_config`.
     """
     check_empty(directory)
+    theirs = to_hf(model, eot_id)
     added = json.loads(tokenizer_json).get("added_tokens", [])
     eot = {token["id"]: token["content"] for token in added}.get(eot_id)
     tokenizer_config = {
@@ -492,19 +264,18 @@ def write_hf(
         tokenizer_config |= {"bos_token": eot, "eos_token": eot, "unk_token": eot}
     texts = {
         "tokenizer.json": tokenizer_json,
-        "config.json": json_text(to_hf_config(model.config, eot_id)),
-        "generation_config.json": json_text(
-            {"bos_token_id": eot_id, "eos_token_id": eot_id, "_from_model_config": True}
-        ),
         "tokenizer_config.json": json_text(tokenizer_config),
         **(others or {}),
     }
     directory.parent.mkdir(parents=True, exist_ok=True)
     with made_beside(directory) as partial:
         partial.mkdir()
-        write_tensors(partial / "model.safetensors", to_hf(model), {"format": "pt"})
+        theirs.save_pretrained(partial)
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
+        mode = (partial / "tokenizer.json").stat().st_mode
+        for path in partial.iterdir():
+            path.chmod(mode)  # the library's files are for their owner alone
 
 
 def json_text(content: Mapping[str, Any]) -> str:
@@ -521,105 +292,174 @@ def read_hf_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     way = "name a directory as transformers' save_pretrained writes it"
     try:
-        hf_config = parse_json(path, read_small_text(path, way), way)
+        keys = parse_json(path, read_small_text(path, way), way)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing\n  {way}") from None
-    if not isinstance(hf_config, dict):
+    if not isinstance(keys, dict):
         raise CheckpointError(f"{path} is not a JSON object")
-    return hf_config
+    return keys
+
+
+def from_hf_config(keys: Mapping[str, Any], vocab_multiple: int = 64) -> GPTConfig:
+    """Return the model's shape in a config.json, its vocabulary a multiple of `vocab_multiple`.
+
+    Raises:
+        CheckpointError: it describes another function than this GPT computes. Every key that
+            differs from those of our model of that shape is named.
+    """
+    family = keys.get("model_type", "gpt2")
+    if family not in ("gpt2", "llama", "qwen3"):
+        named = json.dumps(family)[:100]
+        raise CheckpointError(
+            f"config.json describes a model of model_type {named}:"
+            " efftrain reads gpt2, llama and qwen3"
+        )
+    try:
+        given = library().AutoConfig.for_model(**{**keys, "model_type": family})
+        shape = _shape_of(given, vocab_multiple)
+        wrong = [f"{field} {rule}" for field, rule in shape.validation_errors()]
+        if not wrong:
+            wrong = _differences(given, hf_config(shape, 0))
+    except Exception as error:  # transformers raises classes of several libraries
+        reason = " ".join(str(error).split())[:500]
+        wrong = [reason]
+    if wrong:
+        raise CheckpointError(
+            f"config.json does not describe a model that efftrain can compute: {'; '.join(wrong)}"
+        )
+    return shape
+
+
+def _shape_of(given: Any, vocab_multiple: int) -> GPTConfig:
+    """Return the shape that a configuration's sizes say, whatever its other keys."""
+    size = {
+        "n_layer": given.num_hidden_layers,
+        "n_head": given.num_attention_heads,
+        "n_embd": given.hidden_size,
+        "seq_len": given.max_position_embeddings,
+        "vocab_size": given.vocab_size,
+        "padded_vocab_size": pad_vocabulary(given.vocab_size, vocab_multiple),
+    }
+    if given.model_type == "gpt2":
+        d_ff = given.n_inner
+        if d_ff == 4 * given.n_embd:
+            d_ff = None
+        return GPTConfig(**size, d_ff=d_ff, norm_eps=given.layer_norm_epsilon)
+    shape = GPTConfig(
+        **size,
+        **LLAMA_SHAPE,
+        tied=given.tie_word_embeddings,
+        norm_eps=given.rms_norm_eps,
+        rope_theta=given.rope_parameters["rope_theta"],
+        qk_norm=given.model_type == "qwen3",
+    )
+    return resize(
+        shape,
+        n_head=shape.n_head,
+        n_embd=shape.n_embd,
+        kv_heads=given.num_key_value_heads,
+        head_size=given.head_dim,
+        ff_size=given.intermediate_size,
+    )
+
+
+def _differences(given: PretrainedConfig, ours: PretrainedConfig) -> list[str]:
+    """List the keys in which a configuration differs from that of our model of the same shape."""
+    ignored = CHANGES_NOTHING.split()
+    wanted = ours.to_dict()
+    if given.model_type == "gpt2" and given.n_inner is not None:
+        wanted["n_inner"] = wanted["n_inner"] or 4 * wanted["n_embd"]
+    differences = []
+    for key, value in given.to_dict().items():
+        if key not in ignored and value != wanted.get(key):
+            differences.append(f"{key} = {value!r} (must be {wanted.get(key)!r})")
+    return differences
 
 
 def read_hf(directory: Path, vocab_multiple: int = 64) -> GPT:
-    """Read the GPT in a directory with config.json and model.safetensors (whole or in shards).
+    """Read the GPT in a directory that transformers wrote; pickles are never opened.
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or holds a model that this GPT cannot
-            compute.
+        CheckpointError: a file is missing or damaged, or holds what this GPT cannot compute.
     """
-    config = from_hf_config(read_hf_config(directory), vocab_multiple)
-    tensors = read_hf_tensors(directory)
-    _check_size(config, tensors, directory / "config.json")
-    doubles = sum(tensor.dtype == torch.float64 for tensor in tensors.values())
-    if doubles:
-        say(f"note: {doubles} of {len(tensors)} tensors are float64 and are rounded to fp32")
-
-    weights = {}
-    for name, tensor in tensors.items():
-        if not name.endswith(NOT_WEIGHTS):
-            weights[name] = _as_fp32(tensor, f"{directory}: {name}")
+    keys = read_hf_config(directory)
+    config = from_hf_config(keys, vocab_multiple)
+    transformers = library()
+    settings = transformers.AutoConfig.for_model(**{"model_type": "gpt2", **keys})
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(
+            f"{directory}: there are no weights in *.safetensors\n"
+            "  save them by transformers' save_pretrained: a pickle (.bin) is never opened"
+        )
+    size = sum(path.stat().st_size for path in files)
+    described = parameter_count(replace(config, padded_vocab_size=config.vocab_size))
+    # A weight has two bytes at least.
+    if 2 * described > size:
+        raise CheckpointError(
+            f"{directory}: config.json describes {described:,} weights, and the files have"
+            f" {size:,} bytes"
+        )
+    try:
+        theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=settings,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:  # transformers, safetensors and pydantic raise a dozen classes
+        raise CheckpointError(f"{directory} cannot be read by transformers: {error}") from None
+    faults = [f"{name}: {sorted(map(str, wrong))}" for name, wrong in info.items() if wrong]
+    if faults:
+        raise CheckpointError(
+            f"{directory}: the weights do not fit config.json: {'; '.join(faults)[:1000]}"
+        )
+    given = theirs.state_dict()
+    for name, tensor in given.items():
+        if not tensor.isfinite().all():
+            raise CheckpointError(
+                f"{directory}: {name}: the weights hold NaN or infinity, or numbers beyond fp32;"
+                " nothing was imported"
+            )
+    _check_files(files, theirs.get_input_embeddings().weight if config.tied else None)
     model = GPT(config)
-    model.load_state_dict(from_hf(weights, config))
+    weights = {name: torch.zeros_like(tensor) for name, tensor in model.named_parameters()}
+    for weight in weights_of(model):
+        tensor = given[weight.theirs]
+        weights[weight.ours][weight.rows] = tensor.t() if weight.is_transposed else tensor
+    model.load_state_dict(weights)
     return model
 
 
-def _as_fp32(tensor: Tensor, name: str) -> Tensor:
-    """Return a weight in fp32.
+def _check_files(files: list[Path], embedding: torch.Tensor | None) -> None:
+    """Check that all tensors are of types that hold weights, and that the output matrix is the
+    embedding, if the model ties them.
 
     Raises:
-        CheckpointError: it is of a type that is no weight, or not finite in fp32; the message
-            begins with `name`.
+        CheckpointError: one is not.
     """
-    if tensor.dtype not in READABLE:
-        raise CheckpointError(
-            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, which no weight is read from;"
-            " nothing was imported\n  save the model in fp32 or bf16 and import that"
-        )
-    weight = tensor.to(torch.float32)
-    if not weight.isfinite().all():
-        what = "NaN or infinity"
-        if tensor.isfinite().all():
-            what = "numbers beyond fp32"
-        raise CheckpointError(f"{name}: the weights hold {what}; nothing was imported")
-    return weight
+    from safetensors import safe_open
 
-
-def _check_size(config: GPTConfig, tensors: Tensors, path: Path) -> None:
-    """Refuse a shape that the weights do not have before anything of that size is made."""
-    layers = set()
-    for name in tensors:
-        layers |= set(re.findall(r"(?:^|\.)(?:h|layers)\.(\d+)\.", name)[:1])
-    if len(layers) != config.n_layer:
-        raise CheckpointError(
-            f"{path} says n_layer = {config.n_layer}, the weights have {len(layers)} layers"
-        )
-    described = parameter_count(replace(config, padded_vocab_size=config.vocab_size))
-    held = sum(tensor.numel() for tensor in tensors.values())
-    if described > 2 * held:
-        raise CheckpointError(
-            f"{path} describes a model of {described:,} parameters, the weights are {held:,}"
-        )
-
-
-def read_hf_tensors(directory: Path) -> Tensors:
-    """Read every tensor of model.safetensors, or of the shards in model.safetensors.index.json.
-
-    Raises:
-        CheckpointError: there are none, or one is damaged. Pickled weights (pytorch_model.bin) are
-            never opened: loading a pickle can run code.
-    """
-    index = directory / "model.safetensors.index.json"
-    names = ["model.safetensors"]
-    if not (directory / names[0]).exists() and index.exists():
-        way = "download it again"
-        try:
-            weight_map = parse_json(index, read_small_text(index, way), way)["weight_map"]
-            names = sorted(set(weight_map.values()))
-        except (KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{index} is not an index of weights: {error!r}") from None
-        for name in names:
-            if not isinstance(name, str) or Path(name).name != name:
-                raise CheckpointError(f"{index} names files outside its directory")
-    tensors: Tensors = {}
-    for name in names:
-        path = directory / name
-        if not path.is_file():
-            way_out = ""
-            if (directory / "pytorch_model.bin").exists():
-                way_out = (
-                    "; pytorch_model.bin is a pickle, which is never opened here:"
-                    " convert it with transformers'"
-                    " AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
-                )
-            raise CheckpointError(f"{path} is missing{way_out}")
-        tensors |= read_tensors(path)
-    return tensors
+    doubles = 0
+    for path in files:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  # it is no mapping
+                kind = file.get_slice(name).get_dtype()
+                doubles += kind == "F64"
+                if kind not in READABLE and not name.endswith(MASKS):
+                    raise CheckpointError(
+                        f"{path.parent}: {name} is {kind}, which no weight is read from;"
+                        " nothing was imported\n"
+                        "  save the model in fp32 or bf16 and import that"
+                    )
+                if name == "lm_head.weight" and embedding is not None:
+                    if not torch.equal(file.get_tensor(name).to(embedding.dtype), embedding):
+                        raise CheckpointError(
+                            f"{path}: lm_head.weight differs from the embedding:"
+                            " this model ties them, so it cannot hold these weights"
+                        )
+    if doubles:
+        say(f"note: {doubles} tensors are float64 and are rounded to fp32")

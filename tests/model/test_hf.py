@@ -6,6 +6,7 @@ import dataclasses
 import json
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,17 +14,19 @@ import torch
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.model.generate import GREEDY, generate
 from efftrain_cli.model.gpt import GPT, GPTConfig
-from efftrain_cli.model.hf import (
-    CONV1D_WEIGHTS,
-    from_hf,
-    from_hf_config,
-    read_hf,
-    to_hf,
-    to_hf_config,
-    write_hf,
-)
 from tests.tiny import config_of, drawn
 from tests.trained_run import random_gpt
+
+transformers = pytest.importorskip("transformers")
+
+from efftrain_cli.model.hf import (  # noqa: E402
+    CONV1D_WEIGHTS,
+    from_hf_config,
+    hf_config,
+    read_hf,
+    to_hf,
+    write_hf,
+)
 
 CONFIG = config_of(n_layer=3, n_head=4, n_embd=32, seq_len=24, vocab_size=101)
 
@@ -32,17 +35,24 @@ def random_ours(config: GPTConfig = CONFIG) -> GPT:
     return random_gpt(config, spread=0.2, seed=3)
 
 
+def keys_of(config: GPTConfig) -> dict[str, Any]:
+    """The keys of an export's config.json."""
+    return hf_config(config, eot_id=100).to_dict()
+
+
+def tensors_of(model: GPT) -> dict[str, torch.Tensor]:
+    """The tensors of an export's model.safetensors."""
+    tensors = to_hf(model, 100).state_dict()
+    if model.config.tied:
+        del tensors["lm_head.weight"]
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
 @pytest.fixture(scope="module")
 def pair():
     """(our GPT, transformers' GPT-2 with the same weights)."""
-    transformers = pytest.importorskip("transformers")
     ours = random_ours()
-    theirs = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(**to_hf_config(CONFIG, eot_id=100))
-    )
-    missing = theirs.load_state_dict(to_hf(ours), strict=False)
-    assert set(missing.missing_keys) <= {"lm_head.weight"} and not missing.unexpected_keys
-    return ours, theirs
+    return ours, to_hf(ours, 100)
 
 
 def test_logits_loss_and_gradients_agree(pair):
@@ -89,10 +99,12 @@ def test_the_released_format_is_read(tmp_path):
     from safetensors.torch import save_file
 
     ours = random_ours()
-    tensors = {name.removeprefix("transformer."): tensor for name, tensor in to_hf(ours).items()}
+    tensors = {
+        name.removeprefix("transformer."): tensor for name, tensor in tensors_of(ours).items()
+    }
     tensors["h.0.attn.bias"] = torch.ones(1, 1, CONFIG.seq_len, CONFIG.seq_len).tril()
     save_file(tensors, tmp_path / "model.safetensors")
-    config = to_hf_config(CONFIG, eot_id=100)
+    config = keys_of(CONFIG)
     for key in (
         "tie_word_embeddings",
         "scale_attn_weights",
@@ -109,46 +121,72 @@ def test_the_released_format_is_read(tmp_path):
 def test_shards_are_read(tmp_path):
     from safetensors.torch import save_file
 
-    tensors = to_hf(random_ours())
+    tensors = tensors_of(random_ours())
     names = sorted(tensors)
     for i, part in enumerate((names[:10], names[10:])):
         save_file({name: tensors[name] for name in part}, tmp_path / f"model-{i}.safetensors")
     weight_map = {name: f"model-{int(i >= 10)}.safetensors" for i, name in enumerate(names)}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    (tmp_path / "config.json").write_text(json.dumps(to_hf_config(CONFIG, eot_id=100)))
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
+    (tmp_path / "config.json").write_text(json.dumps(keys_of(CONFIG)))
     model = read_hf(tmp_path)
     assert torch.equal(model.wpe.weight, tensors["transformer.wpe.weight"])
 
 
 def test_what_is_no_gpt2_is_refused_with_every_reason(tmp_path):
-    config = to_hf_config(CONFIG, eot_id=100) | {
-        "activation_function": "relu",
-        "n_inner": 7.5,
-    }
-    del config["n_layer"]
+    wrong = {"activation_function": "relu", "scale_attn_weights": False, "quantization_config": {}}
     with pytest.raises(CheckpointError) as error:
-        from_hf_config(config)
-    for words in ('activation_function = "relu" (', "n_inner = 7.5 (", "n_layer is missing"):
+        from_hf_config(keys_of(CONFIG) | wrong)
+    for words in (
+        "activation_function = 'relu' (must be 'gelu_new')",
+        "scale_attn_weights = False (must be True)",
+        "quantization_config",
+    ):
         assert words in str(error.value)
     with pytest.raises(CheckpointError, match=r"n_head must divide model\.n_embd = 32"):
-        from_hf_config(to_hf_config(CONFIG, eot_id=100) | {"n_head": 5})
+        from_hf_config(keys_of(CONFIG) | {"n_head": 5})
 
-    tensors = to_hf(random_ours())
-    del tensors["transformer.ln_f.bias"]
-    tensors["transformer.wpe.weight"] = torch.zeros(3, 32)
-    tensors["transformer.surprise"] = torch.zeros(1)
-    with pytest.raises(CheckpointError) as error:
-        from_hf(tensors, CONFIG)
-    for word in ("ln_f.bias is missing", "wpe.weight is (3, 32)", "surprise"):
-        assert word in str(error.value)
 
-    tensors = to_hf(random_ours())
-    with pytest.raises(CheckpointError, match="ties"):
-        from_hf(tensors | {"lm_head.weight": tensors["transformer.wte.weight"] + 1}, CONFIG)
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("scale_attn_by_inverse_layer_idx", True),
+        ("add_cross_attention", True),
+        ("tie_word_embeddings", False),
+        ("reorder_and_upcast_attn", True),
+        ("activation_function", "gelu_pytorch_tanh"),
+        ("a_key_of_a_later_release", 1),
+    ],
+)
+def test_every_key_that_changes_the_function_is_refused(key, value):
+    with pytest.raises(CheckpointError, match=f"{key} = "):
+        from_hf_config(keys_of(CONFIG) | {key: value})
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"transformer.ln_f.bias": None}, "missing_keys: .*ln_f.bias"),
+        ({"transformer.wpe.weight": torch.zeros(3, 32)}, "mismatched_keys: .*wpe.weight"),
+        ({"transformer.surprise": torch.zeros(1)}, "unexpected_keys: .*surprise"),
+        ({"lm_head.weight": torch.ones(101, 32)}, "ties them"),
+        ({"transformer.ln_f.bias": torch.ones(32, dtype=torch.int8)}, "ln_f.bias is I8"),
+    ],
+    ids=["missing", "other shape", "left over", "not tied", "int8"],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(exported, change, words):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(exported / "model.safetensors") | change
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, exported / "model.safetensors")
+    with pytest.raises(CheckpointError, match=words):
+        read_hf(exported)
 
 
 def test_a_pickle_is_never_opened(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(to_hf_config(CONFIG, eot_id=100)))
+    (tmp_path / "config.json").write_text(json.dumps(keys_of(CONFIG)))
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch canary'\ntR.")
     with pytest.raises(CheckpointError, match="pickle"):
         read_hf(tmp_path)
@@ -175,7 +213,6 @@ def tokenizer_json() -> str:
 
 def test_an_export_loads_in_transformers_offline(tmp_path, tokenizer_json, monkeypatch):
     """F48: equal logits and equal greedy text, with the Hub switched off."""
-    transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(tokenizer_json)
@@ -220,8 +257,8 @@ def exported(tmp_path: Path) -> Path:
     """A directory with weights and config.json, without a tokenizer."""
     from safetensors.torch import save_file
 
-    (tmp_path / "config.json").write_text(json.dumps(to_hf_config(CONFIG, eot_id=100)))
-    save_file(to_hf(random_ours()), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(keys_of(CONFIG)))
+    save_file(tensors_of(random_ours()), tmp_path / "model.safetensors")
     read_hf(tmp_path)
     return tmp_path
 
@@ -257,7 +294,7 @@ def test_a_file_that_is_no_config_and_no_index(exported, file, content):
     if file != "config.json":
         (exported / "model.safetensors").rename(exported / "part.safetensors")
     (exported / file).write_text(content, encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"config\.json|index"):
+    with pytest.raises(CheckpointError, match=r"config\.json|cannot be read"):
         read_hf(exported)
 
 
@@ -312,10 +349,10 @@ def test_every_field_of_a_shape_is_in_the_export_or_refused(field):
     other = OTHER_VALUES[field] if field in OTHER_VALUES else 2 * value
     changed = dataclasses.replace(CONFIG, **{field: other})
     try:
-        tensors, config = to_hf(GPT(changed)), to_hf_config(changed, eot_id=100)
+        tensors, config = tensors_of(GPT(changed)), keys_of(changed)
     except UsageError as error:
         assert f"model.{field}" in str(error) or field == "positions"
         return
     # The weights hold what an initialization drew.
-    assert field == "init" or config != to_hf_config(CONFIG, eot_id=100)
-    assert set(tensors) - set(to_hf(GPT(CONFIG))) == set() or field == "n_layer"
+    assert field == "init" or config != keys_of(CONFIG)
+    assert set(tensors) - set(tensors_of(GPT(CONFIG))) == set() or field == "n_layer"

@@ -65,9 +65,11 @@ def exchange(config: GPTConfig) -> dict[str, Any]:
         folder = Path(scratch) / "hf"
         write_hf(model, json.dumps(TOKENIZER), END_OF_TEXT, folder)
         back = read_hf(folder)
+        config_json = json.loads((folder / "config.json").read_text("utf-8"))
+        del config_json["transformers_version"]
         return {
             "written": digests(load_file(folder / "model.safetensors")),
-            "config.json": json.loads((folder / "config.json").read_text("utf-8")),
+            "config.json": config_json,
             "read": digests(dict(back.named_parameters())),
             "shape": asdict(back.config),
         }
