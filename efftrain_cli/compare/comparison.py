@@ -198,7 +198,13 @@ def compare(
     changes = [describe_changes(base, arm) for arm in others]
     return Comparison(
         arms=arms,
-        rows=decide(results, alpha, share, closed, races),
+        rows=decide(
+            results,
+            alpha,
+            share,
+            closed,
+            races,
+        ),
         claims=claims,
         differences=differences_of(arms, {*varied, *varied_keys(every)}),
         changes=[change for change in changes if change],

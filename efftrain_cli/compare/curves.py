@@ -44,7 +44,14 @@ def cost_to_reach(
     costs = run.curve[cost].to_numpy()
     losses = run.curve.val_loss.to_numpy()
     costs, losses = isotonic_fit(costs, losses)
-    return float(np.interp(-loss, -losses, costs, right=math.nan))
+    return float(
+        np.interp(
+            -loss,
+            -losses,
+            costs,
+            right=math.nan,
+        )
+    )
 
 
 def smooth_end(run: Run) -> float:
@@ -76,8 +83,18 @@ def log_saving(
     base_end = smooth_end(base)
     arm_end = smooth_end(arm)
     if arm_end >= base_end:
-        return -ratio_to_end(base, arm, cost, arm_end)
-    return ratio_to_end(arm, base, cost, base_end)
+        return -ratio_to_end(
+            base,
+            arm,
+            cost,
+            arm_end,
+        )
+    return ratio_to_end(
+        arm,
+        base,
+        cost,
+        base_end,
+    )
 
 
 def ratio_to_end(

@@ -41,7 +41,14 @@ def plots_of(
 
 def curves_plot(arms: Sequence[Arm], axis: str) -> Plot:
     """Return the mean validation loss of each arm, and the range of its seeds, against a cost."""
-    points = [curve(0, "", [], [])]
+    points = [
+        curve(
+            0,
+            "",
+            [],
+            [],
+        )
+    ]
     starts = []
     for number, arm in enumerate(arms):
         curves = [run.curve for run in arm.runs if len(run.curve) > 1]
@@ -75,13 +82,27 @@ def curves_plot(arms: Sequence[Arm], axis: str) -> Plot:
 
 def column_plot(arms: Sequence[Arm], column: Column) -> Plot:
     """Return a column of metrics.jsonl over training, a line per run."""
-    points = [curve(0, "", [], [])]
+    points = [
+        curve(
+            0,
+            "",
+            [],
+            [],
+        )
+    ]
     for number, arm in enumerate(arms):
         for line, run in enumerate(arm.runs):
             series = run.series.get(column.name)
             if series is not None:
                 values = series.tokens.to_numpy(), series.value.to_numpy()
-                points.append(curve(number, arm.label, *values, line=line))
+                points.append(
+                    curve(
+                        number,
+                        arm.label,
+                        *values,
+                        line=line,
+                    )
+                )
     return Plot(
         column.name.replace("_", "-"),
         column.title,
@@ -93,12 +114,26 @@ def column_plot(arms: Sequence[Arm], column: Column) -> Plot:
 
 def family_plot(arm: Arm, column: Column) -> Plot:
     """Return the columns of a family over an arm's first run, a line per part of the model."""
-    points = [curve(0, "", [], [])]
+    points = [
+        curve(
+            0,
+            "",
+            [],
+            [],
+        )
+    ]
     parts = [name for name in arm.first.series if name.startswith(column.name)]
     for line, name in enumerate(parts):
         series = arm.first.series[name]
         values = series.tokens.to_numpy(), series.value.to_numpy()
-        points.append(curve(0, f"{column.by} (paler: earlier ones)", *values, line=line))
+        points.append(
+            curve(
+                0,
+                f"{column.by} (paler: earlier ones)",
+                *values,
+                line=line,
+            )
+        )
     name = column.name.rstrip("_").replace("_", "-")
     return Plot(
         f"{name}-{arm.label}",
@@ -112,7 +147,14 @@ def family_plot(arm: Arm, column: Column) -> Plot:
 
 def differences_plot(rows: Sequence[Result]) -> Plot:
     """Return each arm's difference of final losses with its interval."""
-    points = [curve(0, "", [], [])]
+    points = [
+        curve(
+            0,
+            "",
+            [],
+            [],
+        )
+    ]
     ticks = {}
     shown = [row for row in rows if row.measure == "final_loss" and not np.isnan(row.estimate)]
     for number, row in enumerate(shown):
@@ -139,7 +181,14 @@ def differences_plot(rows: Sequence[Result]) -> Plot:
 
 def gains_plot(gains: pd.DataFrame) -> Plot:
     """Return the compute-equivalent gain of each arm over the budgets."""
-    points = [curve(0, "", [], [])]
+    points = [
+        curve(
+            0,
+            "",
+            [],
+            [],
+        )
+    ]
     each_budget = gains[gains.budget.notna() & gains.gain.notna()]
     ladders = each_budget.groupby(["arm", "size"])
     for number, ((arm, _), rungs) in enumerate(ladders):

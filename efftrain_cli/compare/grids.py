@@ -70,7 +70,11 @@ def numbers_of(groups: Sequence[Arm], key: str) -> list[float]:
     return sorted(values)
 
 
-def wider(groups: Sequence[Arm], key: str, at: Any) -> float:
+def wider(
+    groups: Sequence[Arm],
+    key: str,
+    at: Any,
+) -> float:
     """Return the next value beyond an edge, as far away as the last step of the grid."""
     values = numbers_of(groups, key)
     if at == values[0]:
@@ -78,7 +82,11 @@ def wider(groups: Sequence[Arm], key: str, at: Any) -> float:
     return float(at * values[-1] / values[-2])
 
 
-def grid_lines(frame: pd.DataFrame, keys: Sequence[str], title: str = "") -> list[str]:
+def grid_lines(
+    frame: pd.DataFrame,
+    keys: Sequence[str],
+    title: str = "",
+) -> list[str]:
     """Return the losses as a table: values x recipes of one key, a line per setting of several.
 
     Args:

@@ -158,7 +158,15 @@ def judge(
     why = why or why_no_claim(pairs, change)
     if why:
         return replace(result, why=why)
-    return judge_change(result, pairs, measure, change, claim, level / claims, claims)
+    return judge_change(
+        result,
+        pairs,
+        measure,
+        change,
+        claim,
+        level / claims,
+        claims,
+    )
 
 
 def judge_change(

@@ -102,9 +102,26 @@ def gains_at(
     both["log"] = (both.loss_x - both.loss_y) / slope + both.cost_x - both.cost_y
     gains = []
     for budget, rungs in both.groupby("budget"):
-        gains.append(gain_of(arm, size, budget, slope, rungs.log))
+        gains.append(
+            gain_of(
+                arm,
+                size,
+                budget,
+                slope,
+                rungs.log,
+            )
+        )
     by_seed = both.groupby("seed").log.mean()
-    return [*gains, gain_of(arm, size, math.nan, slope, by_seed)]
+    return [
+        *gains,
+        gain_of(
+            arm,
+            size,
+            math.nan,
+            slope,
+            by_seed,
+        ),
+    ]
 
 
 def gain_of(
@@ -118,7 +135,16 @@ def gain_of(
     estimate = paired(logs.to_numpy())
     half = estimate.half_width(LEVEL)
     gain, low, high = np.exp([estimate.mean, estimate.mean - half, estimate.mean + half])
-    return Gain(arm, size, budget, estimate.n, gain, low, high, slope)
+    return Gain(
+        arm,
+        size,
+        budget,
+        estimate.n,
+        gain,
+        low,
+        high,
+        slope,
+    )
 
 
 def describe_trends(gains: pd.DataFrame) -> list[str]:

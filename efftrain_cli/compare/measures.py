@@ -234,13 +234,27 @@ def measures_of(
     kind = FinalScore if maximize else FinalLoss
     title = "final score" if maximize else "final loss"
     unit = "nats/token" if any(run.conditions for run in runs) else ""
-    measures: list[Measure] = [kind("final_loss", title, unit, lambda run: run.final_loss)]
+    measures: list[Measure] = [
+        kind(
+            "final_loss",
+            title,
+            unit,
+            lambda run: run.final_loss,
+        )
+    ]
     for cost in () if maximize else COSTS:
         if any(run.curve[cost].isna().any() for run in runs):
             continue
         word = WORDS[cost]
         read = partial(log_saving, cost=cost)
-        measures.append(Match(f"{cost}_to_match", f"{word} to match", "x", read))
+        measures.append(
+            Match(
+                f"{cost}_to_match",
+                f"{word} to match",
+                "x",
+                read,
+            )
+        )
         if target is not None:
             read = partial(cost_to_reach, cost=cost, loss=target)
             measures.append(
@@ -255,7 +269,14 @@ def measures_of(
     for run in runs:
         titles |= run.facts
     for title in titles:
-        measures.append(Measure(title, title, "", partial(fact, title=title)))
+        measures.append(
+            Measure(
+                title,
+                title,
+                "",
+                partial(fact, title=title),
+            )
+        )
     return measures
 
 

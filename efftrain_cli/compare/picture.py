@@ -113,7 +113,12 @@ def draw_figure(plots: Sequence[Plot]) -> Figure:
 
     columns = len(plots)
     figure = Figure(figsize=(5.4 * columns, 3.7), layout="constrained")
-    panels = figure.subplots(1, columns, sharey=True, squeeze=False)
+    panels = figure.subplots(
+        1,
+        columns,
+        sharey=True,
+        squeeze=False,
+    )
     for axes, plot in zip(panels.flat, plots, strict=True):
         _draw_lines(axes, plot)
         _set_axes(axes, plot)
@@ -214,7 +219,12 @@ def write_figure(plots: Sequence[Plot], path: Path) -> None:
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with _style(plots[0].name, "#000000"), made_beside(path) as temporary:
         figure = draw_figure(plots)
-        figure.savefig(temporary, dpi=200, metadata=metadata, format=path.suffix[1:])
+        figure.savefig(
+            temporary,
+            dpi=200,
+            metadata=metadata,
+            format=path.suffix[1:],
+        )
 
 
 def inline_svg(plot: Plot) -> str:
@@ -222,7 +232,12 @@ def inline_svg(plot: Plot) -> str:
     out = io.StringIO()
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with _style(plot.name, _INK):
-        draw_figure([plot]).savefig(out, format="svg", transparent=True, metadata=metadata)
+        draw_figure([plot]).savefig(
+            out,
+            format="svg",
+            transparent=True,
+            metadata=metadata,
+        )
     svg = out.getvalue()
     return svg[svg.index("<svg") :].replace(_INK, "currentColor")
 
@@ -236,7 +251,11 @@ def _style(salt: str, ink: str) -> Any:
     return matplotlib.rc_context(style)
 
 
-def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
+def draw_in_terminal(
+    plot: Plot,
+    width: int,
+    colour: bool = False,
+) -> str:
     """Return a plot as text, with the curves of each group as its letter.
 
     Args:
@@ -267,7 +286,12 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
     plotext.limit_size(False, False)
     plotext.plot_size(width, HEIGHT)
     shown = shown.assign(x=scale_x(shown.x), y=scale_y(shown.y))
-    _scatter_in_turns(shown, ends, heights, width)
+    _scatter_in_turns(
+        shown,
+        ends,
+        heights,
+        width,
+    )
 
     plotext.xlim(*ends)
     plotext.ylim(*heights)
@@ -289,7 +313,12 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
     return f"{text.rstrip()}\n{textwrap.fill(', '.join(names), width)}"
 
 
-def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width: int) -> None:
+def _scatter_in_turns(
+    curves: pd.DataFrame,
+    ends: Values,
+    heights: Values,
+    width: int,
+) -> None:
     """Draw the groups' letters, which take turns every few columns so that none hides another.
 
     Args:

@@ -32,7 +32,11 @@ class Tuned:
     grid: pd.DataFrame | None = None
     """The losses of all settings; None without tuning."""
 
-    def trial(self, arm: PlannedArm, seed: int) -> Trial:
+    def trial(
+        self,
+        arm: PlannedArm,
+        seed: int,
+    ) -> Trial:
         """Return a run of an arm at its best settings."""
         point = self.points.get(arm.name, {})
         return arm.trial(seed, settings_of(point), *words_of(point))
@@ -43,7 +47,12 @@ def tuning_trials(plan: Plan) -> dict[Trial, Point]:
     points = {}
     for seed, arm in itertools.product(plan.tuning_seeds, plan.arms):
         for point in points_of(arm.grid):
-            trial = arm.trial(seed, settings_of(point), *words_of(point), "tune")
+            trial = arm.trial(
+                seed,
+                settings_of(point),
+                *words_of(point),
+                "tune",
+            )
             points[trial] = point
     return points
 

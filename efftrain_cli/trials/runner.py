@@ -63,7 +63,12 @@ class _Slot:
     tokens_before: int
 
 
-def pretrain_arguments(trial: Trial, state: str, device: str, devices: int = 1) -> list[str]:
+def pretrain_arguments(
+    trial: Trial,
+    state: str,
+    device: str,
+    devices: int = 1,
+) -> list[str]:
     """Return the command line that trains a trial."""
     # -P: a random.py of the working folder is not Python's.
     program = [sys.executable, "-P", "-m", "efftrain_cli"]
@@ -85,7 +90,11 @@ def begin_arguments(trial: Trial) -> list[str]:
     return options
 
 
-def launch(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
+def launch(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+) -> Child:
     """Start a run's process. It is in a group of its own: Ctrl-C reaches it through us, once."""
     make_folder(log.parent)
     parent = os.getpid()
@@ -171,7 +180,11 @@ class TrialRunner:
         self._tokens_done = 0
         self._status_shown = False
 
-    def train(self, trials: Sequence[Trial], title: str = "") -> list[Run]:
+    def train(
+        self,
+        trials: Sequence[Trial],
+        title: str = "",
+    ) -> list[Run]:
         """Train what is not trained yet; return the run of each trial, in their order.
 
         Each ended in one of `ENDED`. A run that another process trains is waited for.
@@ -252,13 +265,24 @@ class TrialRunner:
                 environment = {**environment, PROBE: str(trial.threshold)}
             log = self.folder / "logs" / f"{trial.name}.log"
             child = self.launch(
-                pretrain_arguments(trial, state, device, self.devices), environment, log
+                pretrain_arguments(
+                    trial,
+                    state,
+                    device,
+                    self.devices,
+                ),
+                environment,
+                log,
             )
             self._active[place] = _Slot(
                 trial, child, log, time.monotonic(), tokens_so_far(trial.name)
             )
 
-    def _ended(self, slot: _Slot, code: int) -> None:
+    def _ended(
+        self,
+        slot: _Slot,
+        code: int,
+    ) -> None:
         name = slot.trial.name
         seconds = time.monotonic() - slot.started
         if code in (StoppedError.exit_code, -signal.SIGTERM):
