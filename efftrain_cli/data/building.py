@@ -342,7 +342,6 @@ class Building:
             "schema_version": CorpusManifest.newest,
             "split": split,
             "tokenizer": {
-                "spec": self.data.tokenizer,
                 "sha256": tokenizer.sha256,
                 "file_sha256": sha256_of(self.folder / "tokenizer.json"),
                 "vocab_size": tokenizer.vocab_size,

@@ -120,9 +120,11 @@ class Reader:
             raise
         except Exception as error:  # `datasets` raises classes of five libraries
             summary = " ".join(str(error.__cause__ or error).split())[:400]
+            fix = "repair it, or name another text"
+            if self.source.kind == "hub":
+                fix = "the same command continues here once the Hub answers"
             raise DataError(
-                f"{name}, after row {self.rows:,}: {type(error).__name__}: {summary}\n"
-                "  the same command continues here once the source can be read"
+                f"{name}, after row {self.rows:,}: {type(error).__name__}: {summary}\n  {fix}"
             ) from error
 
     def position(self) -> Position:

@@ -92,37 +92,25 @@ def prepared_corpus(recipe: Recipe) -> Corpus | None:
 
 def size_of_text(text: TextSources) -> int:
     """Return the bytes of the local files of a text."""
-    files = [source.name for source in text.sources if source.kind != "hub"]
-    return sum(os.stat(name).st_size for name in files)
+    return sum(source.size for source in text.sources)
 
 
 def corpus_key(data: Data, text: TextSources, limits: Limits) -> str:
     """Return the name of a corpus: equal files and settings give an equal key.
 
     Raises:
-        DataError: a file is gone, or data.tokenizer names nothing.
+        DataError: data.tokenizer names nothing.
     """
     tokenizer: list[Any] = [data.tokenizer]
     if not bpe_size(data.tokenizer):
-        tokenizer = [_identity(str(path)) for path in tokenizer_files(data.tokenizer)]
-    sources = []
-    for source in text.sources:
-        sources.append([*source, [] if source.kind == "hub" else _identity(source.name)])
+        for path in tokenizer_files(data.tokenizer):
+            stat = path.stat()
+            tokenizer += [str(path), stat.st_size, stat.st_mtime_ns]
     allowed = [data.on_bad_document, data.allow_overlap]
     fraction = None if text.has_valid else data.valid_fraction
     weights = [source.weight for source in data.sources or () if limits.train is not None]
     # 2 is the format of the key.
-    return digest_of([2, sources, tokenizer, limits, allowed, fraction, weights])[:32]
-
-
-def _identity(path: str) -> list[Any]:
-    try:
-        stat = os.stat(path)
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read: {error.strerror}\n  restore it, or name another file"
-        ) from error
-    return [path, stat.st_size, stat.st_mtime_ns]
+    return digest_of([2, text.sources, tokenizer, limits, allowed, fraction, weights])[:32]
 
 
 def _build(

@@ -8,7 +8,7 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,6 +45,10 @@ class Source(NamedTuple):
     revision: str | None = None
     split: str | None = None
     """Of a Hub dataset; None: "train", and to validate "validation", "test" or "train"."""
+    size: int = 0
+    """Bytes of the file."""
+    time: int = 0
+    """When the file was last changed, nanoseconds since 1970."""
 
     @property
     def is_whole(self) -> bool:
@@ -83,32 +87,41 @@ def find_sources(data: Data) -> TextSources:
     Raises:
         DataError: an entry names nothing; all such entries are listed.
     """
-    entries = []
-    for entry in _listed(data.valid or ()):
-        entries.append(("data.valid", entry, Source("", "", True, 0, data.text_field)))
-    for part, source in enumerate(data.sources or ()):
-        text_field = source.text_field or data.text_field
-        key = f"data.sources.{part}.path"
-        entries.append((key, source.path, Source("", "", False, part, text_field)))
-    if data.sources is None:
-        for entry in _listed(data.train or "stdlib"):
-            entries.append(("data.train", entry, Source("", "", False, 0, data.text_field)))
-
     sources: dict[Source, None] = {}
     notes = []
     problems = []
-    for key, entry, model in entries:
+    for key, entry, model in _entries(data):
         try:
             found, note = _find(entry, model, data)
-        except DataError as error:
+            sources |= dict.fromkeys(map(_stamped, found))
+        except (DataError, OSError) as error:
             problems.append(f"{key} = {entry!r}: {error}")
             continue
-        sources |= dict.fromkeys(found)
         if note:
             notes.append(f"{key} = {entry!r}: {note}")
     if problems:
         raise DataError("\n".join(problems))
     return TextSources(tuple(sources), tuple(notes))
+
+
+def _entries(data: Data) -> Iterator[tuple[str, str, Source]]:
+    """Yield every text that is named: its key, its name, and a source with its part, field and
+    side."""
+    for entry in _listed(data.valid or ()):
+        yield "data.valid", entry, Source("", "", True, 0, data.text_field)
+    for part, source in enumerate(data.sources or ()):
+        text_field = source.text_field or data.text_field
+        yield f"data.sources.{part}.path", source.path, Source("", "", False, part, text_field)
+    if data.sources is None:
+        for entry in _listed(data.train or "stdlib"):
+            yield "data.train", entry, Source("", "", False, 0, data.text_field)
+
+
+def _stamped(source: Source) -> Source:
+    if source.kind == "hub":
+        return source
+    stat = os.stat(source.name)
+    return source._replace(size=stat.st_size, time=stat.st_mtime_ns)
 
 
 def _listed(entries: str | Sequence[str]) -> Sequence[str]:

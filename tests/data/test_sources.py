@@ -100,6 +100,15 @@ def test_a_folder_of_splits_is_not_read_as_one_text(tmp_path):
     assert len(find_sources(Data(train=f"{corpus}/**/*")).sources) == 3
 
 
+def test_a_folder_that_changes_while_it_is_listed_is_named(tmp_path, monkeypatch):
+    def gone(self: Path, pattern: str) -> list[Path]:
+        raise FileNotFoundError(2, "No such file or directory", str(self / "part-7"))
+
+    monkeypatch.setattr(Path, "rglob", gone)
+    with pytest.raises(DataError, match=r"data\.train = .*No such file or directory: .*part-7"):
+        find_sources(Data(train=str(tmp_path)))
+
+
 def test_hub_names():
     (source,) = find_sources(Data(train="owner/name", split="extra", revision="v2")).sources
     assert source == Source("owner/name", "hub", False, revision="v2", split="extra")
