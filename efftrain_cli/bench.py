@@ -32,15 +32,15 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.build import build_state, compute_dtype
+from efftrain_cli.training import dist
+from efftrain_cli.training.build import build_state
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
-from efftrain_cli.training.devices import Devices
+from efftrain_cli.training.loop import train
 from efftrain_cli.training.memory import building_errors, peak_resident_bytes
-from efftrain_cli.training.ranks import ALONE, Ranks
+from efftrain_cli.training.precision import compute_dtype
+from efftrain_cli.training.record import read_records
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import wait_for
-from efftrain_cli.training.strategy import choose_strategy
-from efftrain_cli.training.trainer import read_records, train
 
 PHASES = ("data", "forward", "backward", "optimizer", "measures")
 MARKS = ("data", "forward", "gradient", "optimizer", "measures")
@@ -135,7 +135,6 @@ def bench(
     steps: int = 10,
     warmup: int = 3,
     profile: Path | None = None,
-    ranks: Ranks = ALONE,
 ) -> BenchResult:
     """Time `steps` steps after `warmup` ones, at full length and full batch, then the phases of
     `PROFILED_STEPS`.
@@ -155,10 +154,9 @@ def bench(
         torch.cuda.reset_peak_memory_stats(device)
     with tempfile.TemporaryDirectory() as folder:
         windows = random_windows(recipe, vocab_size, Path(folder))
-        with building_errors(recipe, vocab_size, device, trains_on=device):
+        with building_errors(recipe, vocab_size, device):
             state = started_state(recipe, vocab_size, device)
-        devices = choose_strategy(recipe, state, ranks, device)
-        stepping = train(state, recipe, windows, windows.validation(1), devices=devices)
+        stepping = train(state, recipe, windows, windows.validation(1))
         rows = (read_records(state, recipe, [record])[0] for record in stepping)
         timed = _time_steps(rows, device, warmup, steps)
         step_seconds = [seconds for seconds, _ in timed]
@@ -166,14 +164,13 @@ def bench(
         memory = peak_resident_bytes()
         if on_cuda:
             memory = torch.cuda.max_memory_allocated(device)
-        memories = ranks.all_gather_json(memory)
-        if ranks.is_single_process:
+        memories = dist.gather_objects(memory)
+        if dist.world_size() == 1:
             phases = phase_seconds(rows, device, median, profile)
         else:
-            phases = _shared_phases([row for _, row in timed], devices, median)
+            phases = _shared_phases([row for _, row in timed], median)
     section = recipe.delayed_gradients
-    rings = ranks.world_size // (1 if section is None else section.devices)
-    plan = plan_step(recipe, state.progress, max(1, rings))
+    plan = plan_step(recipe, state.progress, state.sharing[1])
     tokens = plan.batch_size * plan.seq_len
     model = state.model
     per_token = flops_per_token(model.config, plan.seq_len, sum(plan.keep)).with_logits
@@ -201,14 +198,14 @@ def bench(
         tokens_per_second=tokens / median,
         flops_per_token=per_token,
         flops_per_second=flops_per_second,
-        mfu=None if peak is None else flops_per_second / (peak * ranks.world_size),
+        mfu=None if peak is None else flops_per_second / (peak * dist.world_size()),
         peak_memory_bytes=memory,
         compile_seconds=compile_seconds() - compiling,
         compiled_graphs=compiled_graphs() - graphs,
         phases=phases,
-        devices=ranks.world_size,
+        devices=dist.world_size(),
         peak_memory_by_device=tuple(memories),
-        flops_per_token_recomputed=_recomputed(section, model, per_token, ranks),
+        flops_per_token_recomputed=_recomputed(section, model, per_token),
     )
 
 
@@ -236,19 +233,15 @@ def _time_steps(
     return timed[warmup:]
 
 
-def _recomputed(
-    section: Ouroboros | None, model: GPT, per_token: float, ranks: Ranks
-) -> float | None:
+def _recomputed(section: Ouroboros | None, model: GPT, per_token: float) -> float | None:
     if section is None:
         return None
-    if ranks.is_single_process:
+    if dist.world_size() == 1:
         return per_token  # a delay line of gradients runs nothing again
     return per_token * (1 + section.recomputed_share(model.config))
 
 
-def _shared_phases(
-    rows: Sequence[dict[str, Any]], devices: Devices, step_seconds: float
-) -> dict[str, float]:
+def _shared_phases(rows: Sequence[dict[str, Any]], step_seconds: float) -> dict[str, float]:
     """Divide a step of `step_seconds` into what the ranks do by themselves and together.
 
     An exchange is timed right after another, when nobody waits for the slowest.
@@ -256,7 +249,7 @@ def _shared_phases(
     exchanges = []
     for _ in range(21):
         start = time.perf_counter()
-        devices.sync_stop_flag(0)
+        dist.barrier()
         exchanges.append(time.perf_counter() - start)
     waiting = statistics.median(row["wait_seconds"] for row in rows)
     exchange = min(waiting, statistics.median(exchanges))

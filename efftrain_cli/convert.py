@@ -18,9 +18,9 @@ from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.recipe.sections import model_overrides
 from efftrain_cli.run.directory import run_path, taken
-from efftrain_cli.training.build import build_optimizer
-from efftrain_cli.training.session import software_origin
-from efftrain_cli.training.state import TrainState, create_run
+from efftrain_cli.training.build import state_of
+from efftrain_cli.training.checkpoint import create_run
+from efftrain_cli.training.origin import software_origin
 
 _FILES = [
     "config.json",
@@ -107,7 +107,7 @@ def import_hf(
         origin = _origin(source, names_text, recipe_name, hf_config, tokenizer)
         return create_run(
             name,
-            TrainState(model=model, optimizer=build_optimizer(recipe, model)),
+            state_of(recipe, model, model.device),
             dump_recipe(recipe),
             origin,
             tokenizer_path,

@@ -36,7 +36,6 @@ from efftrain_cli.zeroshot.tasks import AVERAGED, TaskSpec, find_specs, load_tas
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
 
-    from efftrain_cli.training.ranks import Ranks
     from efftrain_cli.training.trained_model import TrainedModel
     from efftrain_cli.zeroshot.model import HarnessModel
     from efftrain_cli.zeroshot.score import TaskScore
@@ -78,15 +77,15 @@ def evaluate_runs(config: EvalConfig, runs: Sequence[str]) -> Iterator[tuple[str
     """
     specs = find_specs(config.tasks, config.data_dir)
     _require_harness()
-    from efftrain_cli.training.joining import joined
+    from efftrain_cli.training import dist
 
     problems: list[str] = []
     with (
         tempfile.TemporaryDirectory(prefix="efftrain-eval-") as scratch,
         ExitStack() as stack,
-        joined() as ranks,
+        dist.joined(),
     ):
-        if ranks.rank:
+        if not dist.is_main():
             silence()
         asks_hub = any(spec.local_file(config.data_dir) is None for spec in specs)
         if not asks_hub or hub_unreachable():
@@ -95,9 +94,9 @@ def evaluate_runs(config: EvalConfig, runs: Sequence[str]) -> Iterator[tuple[str
             tasks = _load_all(specs, config.data_dir, Path(scratch))
         for run in runs:
             try:
-                entries = list(_evaluate_run(run, tasks, config, ranks, problems))
+                entries = list(_evaluate_run(run, tasks, config, problems))
             except EfftrainError as error:
-                if ranks.world_size > 1 or len(runs) == 1:
+                if dist.world_size() > 1 or len(runs) == 1:
                     raise
                 problems.append(f"{run}: {error}")
                 continue
@@ -152,50 +151,51 @@ def _evaluate_run(
     run: str,
     tasks: Sequence[LoadedTask],
     config: EvalConfig,
-    ranks: Ranks,
     problems: list[str],
 ) -> Iterator[Result]:
     """Score a run on every task; add what fails to `problems`."""
+    from efftrain_cli.training import dist
     from efftrain_cli.zeroshot.score import score_task
 
-    trained, model = _load_model(run, config, ranks)
+    trained, model = _load_model(run, config)
     for spec, task in tasks:
         started = time.monotonic()
         try:
             with redirect_stdout(sys.stderr):
                 score = score_task(task, model, config.limit)
         except Exception as error:  # a definition may be anyone's code
-            if ranks.world_size > 1:
+            if dist.world_size() > 1:
                 raise  # the other ranks wait for this one's answers
             problems.append(f"{run}: {task.task_name}: {type(error).__name__}: {error}")
             continue
         seconds = time.monotonic() - started
         entry = _entry(spec, task, score, trained, model, config)
         entry["seconds"] = round(seconds, 3)
-        if ranks.rank == 0:
+        if dist.is_main():
             save_result(trained.run, entry, finite(score.items))
             say(f"{entry['task']}: {counted(entry['items'], 'item')} in {human_seconds(seconds)}")
         yield entry
 
 
-def _load_model(run: str, config: EvalConfig, ranks: Ranks) -> tuple[TrainedModel, HarnessModel]:
+def _load_model(run: str, config: EvalConfig) -> tuple[TrainedModel, HarnessModel]:
     """Load a run as the harness's model.
 
     Raises:
         UsageError: a context longer than the model's, or a stride longer than the context.
     """
+    from efftrain_cli.training import dist
     from efftrain_cli.training.session import choose_device
     from efftrain_cli.training.trained_model import load_trained_model
     from efftrain_cli.zeroshot.model import HarnessModel
 
-    device = choose_device(config.device, ranks)
+    device = choose_device(config.device)
     trained = load_trained_model(run, config.checkpoint, device)
-    ranks.check_alike({"efftrain": __version__, "checkpoint": trained.model_sha256})
+    dist.check_alike({"efftrain": __version__, "checkpoint": trained.model_sha256})
     positions = trained.model.config.seq_len
     length = config.context_length
     if length is None:
         length = trained_length(trained)
-        if length < positions and ranks.rank == 0:
+        if length < positions and dist.is_main():
             say(
                 f"warning: {run} was trained on sequences of at most {length}"
                 f" of its {positions} positions; evaluating with {length}"
@@ -218,7 +218,6 @@ def _load_model(run: str, config: EvalConfig, ranks: Ranks) -> tuple[TrainedMode
         stride=config.stride,
         batch_tokens=config.batch_tokens or (65_536 if on_cuda else 4_096),
         bf16=config.dtype == "bf16" or (config.dtype == "auto" and on_cuda),
-        ranks=ranks,
     )
     return trained, model
 

@@ -8,7 +8,6 @@ from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.windows import Windows, data_warnings
 from efftrain_cli.foundation.console import counted, human_bytes, print_labelled
 from efftrain_cli.foundation.errors import DataError, RecipeError
-from efftrain_cli.plan.describe import named_text
 from efftrain_cli.plan.preview import summarize_plan
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def print_corpus(
         else ""
     )
     lines = [
-        f"text        {_named(named_text(recipe.data), train['sources'])}",
+        f"text        {_named(recipe.data.named_text, train['sources'])}",
         f"training    {_counted(train)}",
         f"validation  {_counted(valid)}; {_SPLIT_WORDS[about['split']]}",
         (

@@ -14,17 +14,13 @@ import torch
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import checkpoint_path
-from efftrain_cli.training.checkpoints import load_checkpoint
+from efftrain_cli.training.checkpoint import load
+from efftrain_cli.training.record import StepRecord, read_records
 from efftrain_cli.training.stages import train_stages
-from efftrain_cli.training.state import (
-    TrainState,
-    model_tensors,
-    read_checkpoint,
-    write_checkpoint,
-)
-from efftrain_cli.training.trainer import StepRecord, read_records
+from efftrain_cli.training.state import TrainState
 from tests.fake_runs import without_times
 from tests.tiny import VOCAB_SIZE, assert_equal, fresh
+from tests.trained_run import read_checkpoint, write_checkpoint
 
 
 class RandomTokens:
@@ -88,7 +84,7 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
         for record in train_stages(state, recipe, data, data.validation()):  # type: ignore[arg-type]
             if isinstance(record, StepRecord):
                 rows += read_records(state, recipe, [record])
-                write_checkpoint(checkpoint_path(Path(folder), state.progress.step), state, "")
+                write_checkpoint(checkpoint_path(Path(folder), state.progress.step), state)
         for step in range(state.progress.step):
             _assert_resumes(Path(folder), recipe, step, rows)
     return rows
@@ -96,17 +92,19 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
 
 def _assert_resumes(folder: Path, recipe: Recipe, step: int, rows: list[dict]) -> None:
     resumed = fresh(replace(recipe, seed=recipe.seed + 1))
-    load_checkpoint(checkpoint_path(folder, step), resumed, recipe)
+    load(checkpoint_path(folder, step), resumed, recipe)
     # In another order, as a file may have them.
-    resumed.method_tensors = dict(reversed(resumed.method_tensors.items()))
+    backwards = dict(reversed(resumed.in_flight.items()))
+    resumed.in_flight.clear()
+    resumed.in_flight.update(backwards)
     until = min(step + 2, rows[-1]["step"])
     again = run(resumed, recipe, until)
 
     progress, model, optimizer, in_flight = read_checkpoint(checkpoint_path(folder, until))
     assert timeless(resumed.progress) == timeless(progress), f"resumed after step {step}"
-    assert_equal(model_tensors(resumed), model, step)
+    assert_equal(resumed.weights(), model, step)
     assert_equal(resumed.optimizer.tensors(), optimizer, step)
-    assert_equal(resumed.method_tensors, in_flight, step)
+    assert_equal(resumed.in_flight, in_flight, step)
     expected = rows[step + 1 : until + 1] if step else rows[: until + 1]
     for want, have in zip(expected, again, strict=True):
         keys = without_times(want).keys() - {"val_loss"}  # a run cut at a step evaluates it

@@ -19,9 +19,9 @@ from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.draft import Draft, apply_override
 from efftrain_cli.recipe.recipe import Recipe, check_draft, recipe_values
-from efftrain_cli.training.build import build_model, build_optimizer
-from efftrain_cli.training.gradient import build_forward_backward
-from efftrain_cli.training.state import TrainState, model_tensors
+from efftrain_cli.training.build import build_state
+from efftrain_cli.training.gradient import Gradient
+from efftrain_cli.training.state import TrainState
 
 VOCAB_SIZE = 64
 CPU = torch.device("cpu")
@@ -97,8 +97,14 @@ def config_of(**shape: Any) -> GPTConfig:
 
 def fresh(recipe: Recipe, vocab_size: int = VOCAB_SIZE) -> TrainState:
     """A run's state before its first step."""
-    model = build_model(recipe, vocab_size, CPU)
-    return TrainState(model=model, optimizer=build_optimizer(recipe, model))
+    return build_state(recipe, vocab_size, CPU)
+
+
+def init_weights(model: GPT, seed: int) -> None:
+    """Give a model the weights that a run of this seed begins with."""
+    with torch.no_grad():
+        for name, drawn_ in model.initial_weights(seed):
+            model.get_parameter(name).copy_(drawn_)
 
 
 def random_batch(plan: StepPlan, vocab_size: int = VOCAB_SIZE) -> Batch:
@@ -112,7 +118,7 @@ def tensors_of(state: TrainState) -> dict[str, Tensor]:
     """Copies of weights, moments and a method's tensors."""
     return {
         name: tensor.clone()
-        for name, tensor in (model_tensors(state) | state.optimizer.tensors()).items()
+        for name, tensor in (state.weights() | state.optimizer.tensors()).items()
     }
 
 
@@ -135,8 +141,8 @@ def gradient_of(
 ) -> tuple[GPT, StepResult]:
     """Return a fresh model with a step's gradient in it, and what the step returned."""
     plan = plan_step(recipe, progress)
-    model = build_model(recipe, VOCAB_SIZE, CPU)
-    return model, build_forward_backward(recipe, model, CPU)(batch or random_batch(plan), plan)
+    state = fresh(recipe)
+    return state.model, Gradient(recipe, state)(batch or random_batch(plan), plan)
 
 
 def windows_of(

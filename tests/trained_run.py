@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import Run, checkpoint_path
-from efftrain_cli.training.state import TrainState, write_checkpoint
+from efftrain_cli.training.checkpoint import read_progress, write
+from efftrain_cli.training.state import TrainState
 from tests.tiny import fresh
 
 TEXT = "\n".join(
@@ -71,12 +74,29 @@ def make_run(
     origin = {"data": {"tokenizer_hash": corpus.tokenizer_sha256}}
     with Run.create(name, dump_recipe(recipe), origin, corpus.tokenizer_path) as run:
         for step in steps:
-            write_checkpoint(
-                checkpoint_path(run.path, step),
-                random_state(recipe, corpus.vocab_size, step),
-                dump_recipe(recipe),
-            )
+            state = random_state(recipe, corpus.vocab_size, step)
+            write_checkpoint(checkpoint_path(run.path, step), state, dump_recipe(recipe))
         return run.path
+
+
+def write_checkpoint(path: Path, state: TrainState, recipe_toml: str = "") -> None:
+    """Write a state as a checkpoint."""
+    names = ("model.safetensors", "optimizer.safetensors", "method.safetensors")
+    files = zip(names, state.whole(), strict=True)
+    present = {name: tensors for name, tensors in files if tensors}
+    write(path, state.progress, recipe_toml, present)
+
+
+def read_checkpoint(
+    path: Path,
+) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Return the progress of a checkpoint, and its tensors: model, optimizer, in flight."""
+    in_flight = {}
+    if (path / "method.safetensors").exists():
+        in_flight = load_file(path / "method.safetensors")
+    model = load_file(path / "model.safetensors")
+    optimizer = load_file(path / "optimizer.safetensors")
+    return read_progress(path), model, optimizer, in_flight
 
 
 def random_gpt(config: GPTConfig, spread: float, seed: int) -> GPT:

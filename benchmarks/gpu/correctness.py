@@ -3,8 +3,9 @@ parameter; attention's and the head's times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -23,17 +24,13 @@ from benchmarks.gpu.measuring import (
     training,
 )
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
-from efftrain_cli.model.gpt import GPT, run_eagerly
+from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.build import autocast, build_model
-from efftrain_cli.training.compiling import (
-    Parts,
-    compile_parts,
-    compile_whole,
-    full_micro_batch,
-)
+from efftrain_cli.training.build import build_state
+from efftrain_cli.training.compiling import full_micro_batch
+from efftrain_cli.training.objective import Objective
 
 Gradients = dict[str, Tensor | None]
 """Gradient of each parameter, by its name."""
@@ -45,7 +42,7 @@ lost gradient's error is 1."""
 def shapes_of(recipe: Recipe) -> list[tuple[int, int]]:
     """(sequences, seq_len): the full micro-batch, which has a graph of its own, and others, which
     share one."""
-    full = full_micro_batch(recipe)
+    full = full_micro_batch(recipe, 1)
     assert full is not None
     sequences, seq_len = full
     return [full, (sequences - 1, seq_len * 3 // 4), (2 * sequences, seq_len // 8)]
@@ -68,32 +65,32 @@ def gradient_function(
     """Return a function of (sequences, seq_len) that gives loss and gradients of fixed weights and
     tokens."""
     vocab_size = likely_vocabulary(recipe.data.tokenizer)
-    used = replace(recipe, train=replace(recipe.train, dtype=form.dtype, compile="off"))
-    model = build_model(used, vocab_size, bench.device)
+    compile_ = "off"
+    if form.compiled:
+        compile_ = "on"
+    used = replace(recipe, train=replace(recipe.train, dtype=form.dtype, compile=compile_))
+    state = build_state(used, vocab_size, bench.device)
+    model = state.model
     model.residual_dtype = form.residual
-    backend = "aot_eager" if bench.smoke else "inductor"
-    head = plain_head_of(model) if form.plain_head else model.head_loss_sum
-    parts = Parts(run_eagerly, head)
-    if form.compiled == "blocks":
-        parts = compile_parts(used, model, backend)
-
-    def objective(
-        tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
-    ) -> dict[str, Tensor]:
-        with autocast(form.dtype, bench.device):
-            x = model.run_blocks(model.embed(tokens), gates, scales, run_block=parts.block)
-            return {"ce": parts.head_loss_sum(x, targets)}
-
-    minimized = objective
-    if form.compiled == "whole":
-        minimized = compile_whole(used, objective, backend)
+    if form.plain_head:
+        model.head_loss_sum = plain_head_of(model)  # type: ignore[method-assign]
+    with (
+        mock.patch(
+            "efftrain_cli.training.compiling.BACKEND", "aot_eager" if bench.smoke else "inductor"
+        ),
+        mock.patch(
+            "efftrain_cli.training.objective.compiles_blocks",
+            lambda *_: form.compiled == "blocks",
+        ),
+    ):
+        minimized = Objective(used, state).compute
 
     def gradients(shape: tuple[int, int]) -> tuple[float, Gradients]:
         generator = torch.Generator().manual_seed(3)
         tokens = torch.randint(vocab_size, shape, generator=generator).to(bench.device)
         model.zero_grad(set_to_none=True)
-        with attention_kernels(bench.device, same_shape=shape == full_micro_batch(used)):
-            loss = minimized(tokens, tokens, None, None)["ce"] / tokens.numel()
+        with attention_kernels(bench.device, same_shape=shape == full_micro_batch(used, 1)):
+            loss = minimized(tokens, tokens, None, None)["loss"] / tokens.numel()
             loss.backward()
         return float(loss.detach()), {name: p.grad for name, p in model.named_parameters()}
 

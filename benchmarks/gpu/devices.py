@@ -70,7 +70,7 @@ def count(bench: Bench) -> int:
 
 WAYS: dict[str, tuple[str, ...]] = {
     "replicas": (),
-    "shards": ("parallel.strategy=shard", "train.compile=off"),
+    "shards": ("parallel.strategy=shard",),
 }
 """Overrides by the name of each way to share a step."""
 
@@ -127,10 +127,8 @@ def together(bench: Bench) -> Iterator[Figure]:
             "several devices", None, "", "skipped: there is one device, and two or more are needed"
         )
         return
-    # Shards are never compiled: they are held against an uncompiled step of one device.
-    plain = benched(bench, 1, ())
+    alone = benched(bench, 1, ())
     for name, sets in WAYS.items():
-        alone = benched(bench, 1, ("train.compile=off",)) if name == "shards" else plain
         found = benched(bench, devices, sets)
         efficiency = alone["seconds_per_step"] / found["seconds_per_step"] / devices
         parts = ", ".join(

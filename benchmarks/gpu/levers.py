@@ -72,7 +72,7 @@ def cuda_graphs(bench: Bench) -> Iterator[Figure]:
         yield figure("CUDA graphs", None, "", "on CUDA only")
 
 
-_BLOCKS = mock.patch("efftrain_cli.training.gradient.compiles_blocks", lambda *_: True)
+_BLOCKS = mock.patch("efftrain_cli.training.objective.compiles_blocks", lambda *_: True)
 
 PARTS = (
     rate_part("117M, 2 x 32 x 1024", _shipped, 50),

@@ -21,10 +21,11 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs
+from efftrain_cli.training.loop import train
+from efftrain_cli.training.precision import compute_dtype
+from efftrain_cli.training.record import StepRecord, read_records
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.trainer import StepRecord, read_records, train
 
 Figure = dict[str, object]
 """One line of the table: name, value, unit, note, and for rates details."""

@@ -9,6 +9,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from unittest import mock
 
+import torch
+
 from benchmarks.gpu.measuring import (
     Bench,
     Figure,
@@ -24,15 +26,15 @@ from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compile_seconds
+from efftrain_cli.training.loop import train
 from efftrain_cli.training.stages import grow_stage
-from efftrain_cli.training.trainer import train
 
 
 def layer_dropping(bench: Bench) -> Iterator[Figure]:
     """Against all blocks, both with compiled blocks."""
     dense = recipe_for(bench, micro_batches=4)
     dropping = replace(dense, progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=0))
-    blocks = mock.patch("efftrain_cli.training.gradient.compiles_blocks", lambda *_: True)
+    blocks = mock.patch("efftrain_cli.training.objective.compiles_blocks", lambda *_: True)
     steps = 4 if bench.smoke else 40
     measured = []
     for name, recipe, patch in (
@@ -85,14 +87,15 @@ def growth(bench: Bench) -> Iterator[Figure]:
     )
     run = training(bench, recipe)
     run.rows(3)
+    windows = run.windows.validation(1)
     wait_for(bench.device)
     start = time.perf_counter()
-    grow_stage(run.state, recipe, float("nan"))
+    grow_stage(run.state, recipe, windows, torch.tensor(torch.nan))
     wait_for(bench.device)
     grown = time.perf_counter() - start
     compiling = compile_seconds()
     # `train` stops where a stage ends; its caller goes on with the grown state.
-    stepping = train(run.state, recipe, run.windows, run.windows.validation(1))
+    stepping = train(run.state, recipe, run.windows, windows)
     start = time.perf_counter()
     next(stepping)
     wait_for(bench.device)

@@ -22,7 +22,7 @@ from benchmarks.gpu.measuring import (
     wait_for,
 )
 from efftrain_cli.bench import phase_seconds
-from efftrain_cli.training.trainer import read_records
+from efftrain_cli.training.record import read_records
 
 
 def as_shipped(bench: Bench) -> Iterator[Figure]:

@@ -21,13 +21,10 @@ from pathlib import Path
 
 import torch
 
-import efftrain_cli.training.state as state_module
 from efftrain_cli.foundation.section import parse_duration
-from efftrain_cli.model.gpt import GPT, GPTConfig
-from efftrain_cli.optim.adamw import AdamW
-from efftrain_cli.optim.optimizer import ParameterSet
-from efftrain_cli.recipe.sections import Optim
-from efftrain_cli.training.state import TrainState, read_checkpoint, write_checkpoint
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.training import checkpoint
+from efftrain_cli.training.build import build_state
 
 
 def main() -> None:
@@ -46,39 +43,32 @@ def main() -> None:
         "--folder", type=Path, default=Path("."), help="a folder on the disk to measure"
     )
     options = parser.parse_args()
-    rows = -(-options.vocab // 64) * 64
-    config = GPTConfig(
-        n_layer=options.layers,
-        n_head=options.width // 64,
-        n_embd=options.width,
-        seq_len=options.context,
-        vocab_size=options.vocab,
-        padded_vocab_size=rows,
-    )
-    model = GPT(config)
-    model.init_weights(1)
-    parameters = ParameterSet(named=dict(model.named_parameters()), kinds=model.parameter_kinds())
-    optimizer = AdamW(parameters, Optim(lr=1.0))
-    state = TrainState(model=model, optimizer=optimizer)
+    shape = [f"n_layer={options.layers}", f"n_head={options.width // 64}"]
+    shape += [f"n_embd={options.width}", f"seq_len={options.context}"]
+    recipe = load_recipe("small", [f"model.{key}" for key in shape])
+    state = build_state(recipe, options.vocab, torch.device("cpu"))
+    model = state.model
+    names = ("optimizer.safetensors", "model.safetensors")
+    files = dict(zip(names, (state.optimizer.tensors(), state.weights()), strict=True))
 
     kinds = ("save", "save, CPU", "without hashes", "without hashes, CPU", "read and verify")
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    sha256_of = state_module.sha256_of
+    sha256_of = checkpoint.sha256_of
     folder = Path(tempfile.mkdtemp(prefix=".checkpoint-cost.", dir=options.folder))
     try:
         for number in range(
             -1, options.saves
         ):  # number -1 warms the disk cache up and does not count
             for kind in ("without hashes", "save"):
-                state_module.sha256_of = sha256_of if kind == "save" else lambda path: ""
+                checkpoint.sha256_of = sha256_of if kind == "save" else lambda path: ""
                 path = folder / f"step-{number + 1:08d}"
                 start, cpu = time.perf_counter(), time.process_time()
-                write_checkpoint(path, state, "")
+                checkpoint.write(path, state.progress, dump_recipe(recipe), files)
                 seconds[kind].append(time.perf_counter() - start)
                 seconds[f"{kind}, CPU"].append(time.process_time() - cpu)
                 if kind == "save":
                     start = time.perf_counter()
-                    read_checkpoint(path)
+                    checkpoint.load(path, state, recipe)
                     seconds["read and verify"].append(time.perf_counter() - start)
                 size = sum(file.stat().st_size for file in path.iterdir())
                 shutil.rmtree(path)

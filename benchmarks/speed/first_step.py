@@ -24,14 +24,14 @@ sys.argv = ["efftrain", "pretrain", "--recipe", "quickstart", "--name", sys.argv
 
 class Watch:
     def find_spec(self, name, path=None, target=None):
-        if name == "efftrain_cli.training.logger":  # imported by pretrain, after the trainer
-            import efftrain_cli.training.trainer as trainer
-            update = trainer.update
+        if name == "efftrain_cli.training.logbook":  # imported by pretrain, before the loop
+            import efftrain_cli.training.loop as loop
+            update = loop.update
             def timed(*arguments):
                 seconds = time.time() - float(os.environ["STARTED"])
                 print("FIRST", seconds, time.process_time(), flush=True)
                 return update(*arguments)
-            trainer.update = timed
+            loop.update = timed
 
 sys.meta_path.insert(0, Watch())
 program.main()

@@ -33,13 +33,12 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training.build import build_model, build_optimizer
-from efftrain_cli.training.joining import joined
-from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training import dist
+from efftrain_cli.training.build import build_state
+from efftrain_cli.training.loop import train
+from efftrain_cli.training.record import read_records
 from efftrain_cli.training.session import choose_device
 from efftrain_cli.training.stopwatch import wait_for
-from efftrain_cli.training.strategy import choose_strategy
-from efftrain_cli.training.trainer import read_records, train
 
 MICRO_BATCHES = 8
 
@@ -69,10 +68,8 @@ def chain_split(stages: int, shape: GPTConfig) -> tuple[int, ...]:
     return min(choices)[1]
 
 
-def rivals(
-    recipe: Recipe, windows: Windows, ranks: Ranks, steps: int, device: torch.device
-) -> dict[str, float]:
-    """Return the median seconds of a step, by name. All ranks of one ring call it; fp32 on CPUs and
+def rivals(recipe: Recipe, windows: Windows, steps: int, device: torch.device) -> dict[str, float]:
+    """Return the median seconds of a step, by name. All ranks call it; fp32 on CPUs and
     whatever the device multiplies fp32 in.
 
     1F1B and GPipe need a batch of several micro-batches and are left out of a batch that cannot be
@@ -80,17 +77,15 @@ def rivals(
     """
     vocab_size = likely_vocabulary(recipe.data.tokenizer)
     batch_size, found = recipe.train.batch_size, {}
-    if batch_size >= ranks.world_size:
+    if batch_size >= dist.world_size():
         alike = replace(recipe, ouroboros=None)
-        found["data parallel"] = _data_parallel(alike, vocab_size, windows, ranks, steps, device)
+        found["data parallel"] = _data_parallel(alike, vocab_size, windows, steps, device)
     micro_batches = next(
         n for n in range(min(MICRO_BATCHES, batch_size), 0, -1) if batch_size % n == 0
     )
-    if micro_batches >= ranks.world_size:
+    if micro_batches >= dist.world_size():
         for name in ("GPipe", "1F1B"):
-            seconds = _pipeline(
-                name, recipe, vocab_size, windows, ranks, steps, device, micro_batches
-            )
+            seconds = _pipeline(name, recipe, vocab_size, windows, steps, device, micro_batches)
             found[f"{name}, {micro_batches} micro-batches"] = seconds
     return found
 
@@ -99,15 +94,11 @@ def _data_parallel(
     recipe: Recipe,
     vocab_size: int,
     windows: Windows,
-    ranks: Ranks,
     steps: int,
     device: torch.device,
 ) -> float:
     state, ends = started_state(recipe, vocab_size, device), []
-    devices = choose_strategy(recipe, state, ranks, device)
-    for record in islice(
-        train(state, recipe, windows, windows.validation(1), devices=devices), steps + 2
-    ):
+    for record in islice(train(state, recipe, windows, windows.validation(1)), steps + 2):
         read_records(state, recipe, [record])
         ends.append(time.perf_counter())
     return statistics.median(after - before for before, after in pairwise(ends[1:]))
@@ -118,30 +109,28 @@ def _pipeline(
     recipe: Recipe,
     vocab_size: int,
     windows: Windows,
-    ranks: Ranks,
     steps: int,
     device: torch.device,
     micro_batches: int,
 ) -> float:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-    model = build_model(recipe, vocab_size, device)
-    optimizer = build_optimizer(recipe, model)
-    split = chain_split(ranks.world_size, model.config)
-    begin = sum(split[: ranks.rank])
-    blocks = [begin <= block < begin + split[ranks.rank] for block in range(len(model.h))]
+    state = build_state(replace(recipe, ouroboros=None), vocab_size, device)
+    model, optimizer = state.model, state.optimizer
+    split = chain_split(dist.world_size(), model.config)
+    begin = sum(split[: dist.rank()])
+    blocks = [begin <= block < begin + split[dist.rank()] for block in range(len(model.h))]
     plan = full_plan(recipe, recipe.train.batch_size, recipe.model.seq_len, recipe.model.n_layer)
     batch = windows.batch(plan).to(device)
 
     def loss(x: Tensor, targets: Tensor) -> Tensor:
         return model.head_loss_sum(x, targets) / plan.tokens
 
-    stage = PipelineStage(Stage(model, blocks), ranks.rank, ranks.world_size, device)
+    stage = PipelineStage(Stage(model, blocks), dist.rank(), dist.world_size(), device)
     kind = ScheduleGPipe if name == "GPipe" else Schedule1F1B
     schedule = kind(stage, micro_batches, loss_fn=loss, scale_grads=False)
-    first, last = ranks.rank == 0, ranks.rank == ranks.world_size - 1
-    alone = [[rank] for rank in range(1, ranks.world_size - 1)]
-    tied = ranks.new_group([[0, ranks.world_size - 1], *alone])
+    first, last = dist.rank() == 0, dist.rank() == dist.world_size() - 1
+    tied = torch.distributed.new_group([0, dist.world_size() - 1])
     nonfinite, times = torch.zeros((), device=device), []
     for _ in range(steps + 2):
         start = time.perf_counter()
@@ -152,11 +141,11 @@ def _pipeline(
         else:
             schedule.step()
         if (first or last) and model.config.tied and model.wte.weight.grad is not None:
-            ranks.all_reduce([model.wte.weight.grad], group=tied)
+            torch.distributed.all_reduce(model.wte.weight.grad, group=tied)
         optimizer.step(0.0, found_inf=nonfinite)
         model.zero_grad(set_to_none=True)
         wait_for(device)
-        ranks.all_reduce([torch.zeros(1)])  # a step is over when all are
+        dist.barrier()  # a step is over when all are
         times.append(time.perf_counter() - start)
     return statistics.median(times[2:])
 
@@ -171,19 +160,17 @@ def main() -> None:
     options = parser.parse_args()
     recipe = load_recipe(options.recipe, options.set)
     section = recipe.delayed_gradients
-    with joined() as ranks, tempfile.TemporaryDirectory() as folder:
-        if section is None or ranks.world_size != section.devices:
+    with dist.joined(), tempfile.TemporaryDirectory() as folder:
+        if section is None or dist.world_size() != section.devices:
             parser.error(
                 "the recipe needs [ouroboros], and as many processes as one ring has devices"
             )
-        device = choose_device("auto", ranks)
-        ring = bench(recipe, device, options.steps, ranks=ranks).seconds_per_step
+        device = choose_device("auto")
+        ring = bench(recipe, device, options.steps).seconds_per_step
         recipe = replace(recipe, train=replace(recipe.train, tokens=10**15))
         windows = random_windows(recipe, likely_vocabulary(recipe.data.tokenizer), Path(folder))
-        found = {"ring of late gradients": ring} | rivals(
-            recipe, windows, ranks, options.steps, device
-        )
-        if ranks.rank == 0:
+        found = {"ring of late gradients": ring} | rivals(recipe, windows, options.steps, device)
+        if dist.rank() == 0:
             for name, seconds in found.items():
                 print(f"{name:32s} {1000 * seconds:9.2f} ms a step")
 

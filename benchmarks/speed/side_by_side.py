@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,9 +39,10 @@ from efftrain_cli.bench import peak_resident_bytes, random_windows, started_stat
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Data, Eval, Model, Optim, Train
-from efftrain_cli.training import trainer
-from efftrain_cli.training.build import compute_dtype
-from efftrain_cli.training.trainer import read_records, train
+from efftrain_cli.training import loop
+from efftrain_cli.training.loop import train
+from efftrain_cli.training.precision import compute_dtype
+from efftrain_cli.training.record import read_records
 
 SIZES = {
     "4x128": Shape(n_layer=4, n_head=4, n_embd=128, seq_len=64, batch_size=12, vocab_size=512),
@@ -195,6 +197,20 @@ def compare_in_processes(
     return summary(name, dtype, [json.loads(output) for output in outputs])
 
 
+class Clocked:
+    """A gradient's computation with a clock around each step."""
+
+    def __init__(self, gradient: Any, clocked: Callable[..., Any]) -> None:
+        self._gradient = gradient
+        self._compute = clocked(gradient.__call__)
+
+    def __call__(self, *arguments: object) -> object:
+        return self._compute(*arguments)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._gradient, name)
+
+
 def overhead(name: str, dtype: str, device: torch.device) -> float:
     """Share of a step's wall time that is neither forward, backward nor optimizer: data, planning,
     stability measures, records. Timed inside `train()` by clocks around the two functions that do
@@ -212,12 +228,12 @@ def overhead(name: str, dtype: str, device: torch.device) -> float:
 
         return call
 
-    build, update = trainer.build_forward_backward, trainer.update
+    build, update = loop.build_gradient, loop.update
     shares = []
     with tempfile.TemporaryDirectory() as folder:
         windows = random_windows(recipe_of(shape, dtype), shape.vocab_size, Path(folder))
-        trainer.build_forward_backward = lambda *arguments: clocked(build(*arguments))
-        trainer.update = clocked(update)
+        loop.build_gradient = lambda *arguments: Clocked(build(*arguments), clocked)
+        loop.update = clocked(update)
         try:
             step = our_step(shape, dtype, device, windows)
             for i in range(
@@ -228,7 +244,7 @@ def overhead(name: str, dtype: str, device: torch.device) -> float:
                 if i >= 3:
                     shares.append(1 - inside[0] / wall)
         finally:
-            trainer.build_forward_backward, trainer.update = build, update
+            loop.build_gradient, loop.update = build, update
     return statistics.mean(shares)
 
 

@@ -21,12 +21,14 @@ from step_time import CPU, median_ratio, six_by_384, take_turns
 
 from efftrain_cli.methods.simigrad import SimiGrad, half_dots
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.build import build_model
+from efftrain_cli.training.build import build_state
 
 
 def dot_seconds(recipe: Recipe, vocab_size: int) -> float:
     """CPU seconds of the dot products of two gradients of the recipe's model, median of 20."""
-    shapes = [parameter.shape for parameter in build_model(recipe, vocab_size, CPU).parameters()]
+    shapes = [
+        parameter.shape for parameter in build_state(recipe, vocab_size, CPU).model.parameters()
+    ]
     a, b = ([torch.randn(shape) for shape in shapes] for _ in range(2))
     seconds = []
     for _ in range(20):

@@ -22,7 +22,7 @@ from step_time import CPU, median_ratio, six_by_384, take_turns
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.model.generate import GREEDY, generate
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.build import build_model
+from efftrain_cli.training.build import build_state
 
 VOCABULARY = 1024
 LAYER_NORM, BARE = "layer norm", "no norm"
@@ -42,7 +42,9 @@ def recipes() -> dict[str, Recipe]:
 def decoding(recipe: Recipe) -> Iterator[torch.Tensor]:
     """Tokens that a fresh model writes, one after the other."""
     return generate(
-        build_model(recipe, VOCABULARY, CPU).eval(), torch.zeros((1, 8), dtype=torch.int64), GREEDY
+        build_state(recipe, VOCABULARY, CPU).model.eval(),
+        torch.zeros((1, 8), dtype=torch.int64),
+        GREEDY,
     )
 
 

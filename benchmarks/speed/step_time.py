@@ -13,9 +13,8 @@ import torch
 from efftrain_cli.foundation.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
-from efftrain_cli.training.build import build_model, build_optimizer
-from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.trainer import train
+from efftrain_cli.training.build import build_state
+from efftrain_cli.training.loop import train
 
 CPU = torch.device("cpu")
 
@@ -58,8 +57,7 @@ def take_turns(recipes: Mapping[str, Recipe], vocab_size: int, steps: int) -> di
     torch.set_num_threads(1)
     records = {}
     for name, recipe in recipes.items():
-        model = build_model(recipe, vocab_size, CPU)
-        state = TrainState(model=model, optimizer=build_optimizer(recipe, model))
+        state = build_state(recipe, vocab_size, CPU)
         validation = torch.zeros((1, recipe.model.seq_len + 1), dtype=torch.int64)
         records[name] = train(state, recipe, RandomTokens(vocab_size), validation)  # type: ignore[arg-type]
         next(records[name])  # step 0: the validation loss before training

@@ -71,7 +71,7 @@ def main() -> None:
         padded_vocab_size=50304,
     )
     model = GPT(config)
-    model.init_weights(0)
+    model.load_state_dict(dict(model.initial_weights(0)), strict=False)
     model.eval()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

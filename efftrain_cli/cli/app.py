@@ -18,15 +18,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from efftrain_cli.foundation.console import print_folded, printable
 from efftrain_cli.foundation.environment import check_environment
-from efftrain_cli.foundation.errors import (
-    EfftrainError,
-    HungError,
-    LostProcessError,
-    StoppedError,
-    UsageError,
-)
+from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import disk_error
-from efftrain_cli.training.launch import LOST, PARENT, process_rank, refuse_several
+from efftrain_cli.training.launch import process_rank, refuse_several
 
 
 def _shortened(parameters: list[Any]) -> list[Any]:
@@ -151,7 +145,7 @@ def _print_version(wanted: bool) -> None:
 _EPILOG = (
     "Each command's --help ends with examples.\n\n"
     "Exit codes: 0 done; 1 a defect, with a traceback, or a process of several"
-    " that hangs, ended or has other weights; 2 usage or recipe; 3 data or checkpoint; 4 diverged;"
+    " that ended or has other weights; 2 usage or recipe; 3 data or checkpoint; 4 diverged;"
     " 5 out of memory; 6 disk; 7 run in use; 75 stopped and resumable; 130 second Ctrl-C."
 )
 
@@ -181,11 +175,9 @@ def run_app() -> None:
         refuse_several("".join(sys.argv[1:2]))
         app()
     except EfftrainError as error:
-        if type(error) is LostProcessError and PARENT in os.environ:
-            raise SystemExit(LOST) from None  # the launcher names the process that was lost
-        if rank == 0 or isinstance(error, HungError):
+        if rank == 0:
             _say(str(error) if isinstance(error, StoppedError) else f"error: {error}")
-        elif not isinstance(error, StoppedError | LostProcessError | UsageError):
+        elif not isinstance(error, UsageError):
             _say(f"error: rank {rank}: {error}")  # of the others, rank 0 prints its own
         raise SystemExit(error.exit_code) from None
     except (BrokenPipeError, SystemExit) as ended:

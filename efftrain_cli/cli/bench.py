@@ -53,13 +53,12 @@ def bench(
     )
     from efftrain_cli.plan.preview import summarize_plan
     from efftrain_cli.run.rates import Rate, remember_rate
-    from efftrain_cli.training.joining import joined
-    from efftrain_cli.training.session import choose_device
-    from efftrain_cli.training.strategy import check_ranks
+    from efftrain_cli.training import dist
+    from efftrain_cli.training.session import check_ranks, choose_device
 
-    with joined() as ranks:
+    with dist.joined():
         if profile is not None:
-            if not ranks.is_single_process:
+            if dist.world_size() > 1:
                 raise UsageError(
                     "--profile follows the steps of one device\nleave it out, or bench one device"
                 )
@@ -70,10 +69,10 @@ def bench(
                 raise UsageError(
                     f"--profile {profile}: {error.strerror}\n  name another file"
                 ) from None
-        chosen = choose_device(device, ranks)
-        check_ranks(loaded, summarize_plan(loaded, until=1), ranks)
-        result = measure(loaded, chosen, steps, profile=profile, ranks=ranks)
-        if ranks.rank:
+        chosen = choose_device(device)
+        check_ranks(loaded, summarize_plan(loaded, until=1))
+        result = measure(loaded, chosen, steps, profile=profile)
+        if not dist.is_main():
             return
     if result.devices == 1:  # plans are of one device, with all threads of its machine
         remember_rate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from typer import Argument, Exit, Option
 from efftrain_cli.cli.complete import override_keys, recipe_names, run_names
 from efftrain_cli.foundation.console import silence
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.training.launch import PARENT, check_devices, launch
+from efftrain_cli.training.launch import check_devices, launch, needs_launch
 
 
 def share(device: str, devices: int) -> None:
@@ -21,8 +20,8 @@ def share(device: str, devices: int) -> None:
 
     Such a process has the same command line, and goes on.
     """
-    if devices > 1 and PARENT not in os.environ:
-        check_devices(device, devices)
+    check_devices(device, devices)
+    if needs_launch(devices):
         raise Exit(launch(devices, sys.argv[1:]))
 
 

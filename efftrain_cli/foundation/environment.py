@@ -19,7 +19,6 @@ RANGES = {
     "SLURM_LOCALID": (0, _PROCESSES - 1),
     "SLURM_JOB_ID": (0, 1 << 40),
     "EFFTRAIN_JOBS": (1, _PROCESSES),
-    "EFFTRAIN_HANG_SECONDS": (1, 10**6),
     "SOURCE_DATE_EPOCH": (0, 1 << 32),
 }
 """Variable -> its smallest and its largest whole number. matplotlib and numpy read

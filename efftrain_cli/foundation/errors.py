@@ -109,10 +109,6 @@ class LostProcessError(EfftrainError):
     """Another process of a run on several devices has ended, so this one cannot go on."""
 
 
-class HungError(LostProcessError):
-    """A process of a run on several devices made no progress, and all were ended."""
-
-
 class ReplicaError(EfftrainError):
     """Copies of the model that must be equal differ."""
 

@@ -43,6 +43,8 @@ _REFUSALS = {
     "ETXTBSY",
 }
 """Names of the errors with which a disk refuses."""
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Where a container finds the limits of its own control group."""
 _TEMPORARY = re.compile(r"\..*\.efftrain-(\d+)@([A-Za-z0-9._-]+)\.tmp", re.DOTALL)
 
 
@@ -264,8 +266,11 @@ def open_to_write(path: Path, flags: int) -> int:
 
 
 def machine_memory() -> int | None:
-    """Return the bytes of memory of this machine in all; None if the system does not say."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
+    """Return the bytes of memory of this machine, or of its container, in all; None if the system
+    does not say."""
+    limits = []
+    with contextlib.suppress(OSError, ValueError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number
+        limits.append(int((CONTROL_GROUP / "memory.max").read_text(encoding="ascii")))
+    return min(limits, default=None)

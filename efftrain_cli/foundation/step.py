@@ -127,18 +127,6 @@ class Batch:
         )
 
 
-class MicroBatch(NamedTuple):
-    """What one forward and backward pass takes: `tokens` and `targets` are int64 (sequences,
-    seq_len)."""
-
-    number: int
-    """From 0, in the whole step."""
-    tokens: Tensor
-    targets: Tensor
-    weight: float = 1.0
-    """Factor of its losses: 0 if it stands in for an empty one."""
-
-
 class StepResult(NamedTuple):
     """What one step was. Tensors stay on the device until `read_records` brings many of them over
     at once."""
@@ -160,9 +148,3 @@ class StepResult(NamedTuple):
     loss or gradient was not finite; such updates are not applied)."""
     simigrad_dots: tuple[float, float, float] | None = None
     """<A,B>, |A|^2, |B|^2 of the two half-batch gradients, when SimiGrad read them this step."""
-    grad_norm: Tensor | None = None
-    """Global l2 norm before clipping, of a method that has clipped by itself."""
-    norms: Mapping[str, Tensor] | None = None
-    """The same of each parameter's gradient, by name."""
-    method_tensors: Mapping[str, Tensor] | None = None
-    """What `TrainState.method_tensors` are after the step; None: as before."""

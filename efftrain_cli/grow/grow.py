@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.foundation.step import Progress
-from efftrain_cli.foundation.tensors import read_tensors
 from efftrain_cli.methods.staged_growth import (
     Stage,
     StagedGrowth,
@@ -41,19 +40,14 @@ from efftrain_cli.run.directory import checkpoints_of, existing_run, run_path, t
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.origin import origin_data
-from efftrain_cli.training.checkpoints import check_tokenizer
+from efftrain_cli.training.checkpoint import create_run, load, read_progress, stream
 from efftrain_cli.training.memory import building_errors
-from efftrain_cli.training.session import Session, fresh_state, origin_of, prepare_session
+from efftrain_cli.training.origin import origin_of
+from efftrain_cli.training.resuming import check_tokenizer
+from efftrain_cli.training.session import Session, fresh_state, prepare_session
 from efftrain_cli.training.stages import GrowthRecord, grow_stage, set_stage
-from efftrain_cli.training.state import (
-    TrainState,
-    create_run,
-    load_tensors,
-    read_checkpoint,
-    read_progress,
-)
+from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trained_model import find_checkpoint
-from efftrain_cli.training.trainer import evaluate
 
 LOSS_TOLERANCE = 1e-5
 """Nats per token by which fp32 rounding may move the loss in a growth that keeps it."""
@@ -119,13 +113,17 @@ def grow_run(
 
     # All windows, so that the losses are those of the runs' own rows.
     windows = session.val_windows.to(device)
-    loss_before, logits_before = _measure(state, session, windows)
+    logits_before = _first_logits(state, windows)
     try:
-        with building_errors(recipe, session.corpus.vocab_size, device, len(recipe.stages) - 1):
-            record = grow_stage(state, recipe, loss_before)
+        with building_errors(
+            recipe, session.corpus.vocab_size, device, len(recipe.stages) - 1, trains=False
+        ):
+            record = grow_stage(state, recipe, windows)
     except ValueError as error:
         raise CheckpointError(f"{folder}: {error}") from None
-    loss_after, logits_after = _measure(state, session, windows)
+    logits_after = _first_logits(state, windows)
+    loss_before = record.val_loss_before
+    loss_after = record.val_loss_after
     tolerance = LOSS_TOLERANCE * max(1.0, loss_before)
     if record.preserves_loss and not abs(loss_after - loss_before) <= tolerance:
         raise CheckpointError(
@@ -136,7 +134,7 @@ def grow_run(
     grown = Grown(
         run=run_path(name),
         checkpoint=folder,
-        record=dataclasses.replace(record, val_loss_after=loss_after),
+        record=record,
         logits_before=tuple(logits_before[0, -1, :4].tolist()),
         logits_after=tuple(logits_after[0, -1, :4].tolist()),
         largest_logit_difference=float((logits_after - logits_before).abs().max()),
@@ -239,20 +237,17 @@ def _state_of(
 ) -> TrainState:
     """Read the source's state, in its own size, under the new recipe."""
     state = fresh_state(session, trains=False)
+    state.dtype = "fp32"  # of the losses before and after
     if progress.stage:
         set_stage(state, session.recipe, progress.stage)
     if weights_only:
-        load_tensors(
-            state, read_tensors(checkpoint / "model.safetensors"), state.optimizer.tensors()
+        state.load_weights(stream(checkpoint / "model.safetensors"))
+    elif (checkpoint / "method.safetensors").exists():
+        raise CheckpointError(
+            f"{checkpoint} holds gradients in flight that no growth operator knows"
         )
     else:
-        _, model, optimizer, method = read_checkpoint(checkpoint)
-        if method:
-            raise CheckpointError(
-                f"{checkpoint} holds tensors of a method"
-                f" ({', '.join(sorted(method)[:3])}) that no growth operator knows"
-            )
-        load_tensors(state, model, optimizer)
+        load(checkpoint, state, session.recipe)
     state.progress = progress
     return state
 
@@ -269,15 +264,10 @@ def _check_data(source: Path, session: Session, overrides: Sequence[str]) -> Non
         )
 
 
-def _measure(
-    state: TrainState,
-    session: Session,
-    windows: torch.Tensor,
-) -> tuple[float, torch.Tensor]:
-    """Return (loss, logits of the first window on the CPU), in fp32."""
-    loss = evaluate(state.model, windows, session.recipe.train.micro_batch_tokens, "fp32")
+def _first_logits(state: TrainState, windows: torch.Tensor) -> torch.Tensor:
+    """Return the logits of the first window in fp32, on the CPU."""
     with torch.no_grad():
-        return float(loss), state.model(windows[:1, :-1]).cpu()
+        return state.model(windows[:1, :-1]).cpu()
 
 
 def _create_run(name: str, source: Path, state: TrainState, session: Session, grown: Grown) -> None:

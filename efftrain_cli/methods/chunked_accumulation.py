@@ -51,7 +51,6 @@ class ChunkedAccumulation(Method):
     """Chunk-based accumulation: matrix products with narrow operands, added in narrow accumulators,
     in chunks."""
 
-    supports_sharding: ClassVar = False
     aliases: ClassVar = {"": "accumulation chunk_accumulation fp8 low_precision"}
 
     operands: Operands = "fp32"

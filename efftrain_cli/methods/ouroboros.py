@@ -16,7 +16,8 @@ all modules at today's weights. The backward passes do not wait for each other: 
 gradient in its first tau_k steps and is not updated; the gradients in flight at the end of a run
 are dropped.
 
-Attaches at the gradient: `training/delayed_gradients.py` delays it on one device.
+Attaches at the gradient: `training/delay.py` delays it on one device, `training/ring.py`
+divides the model.
 """
 
 from __future__ import annotations

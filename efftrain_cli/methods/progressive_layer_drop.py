@@ -53,7 +53,6 @@ class ProgressiveLayerDrop(Method):
     ones more often."""
 
     varies: ClassVar = frozenset({"blocks"})
-    supports_sharding: ClassVar = False
     prefix: ClassVar = "pld"
     aliases: ClassVar = {"": "pld layer_drop layerdrop stochastic_depth progressive_layer_dropping"}
 

@@ -20,7 +20,7 @@ the batch can always shrink to its lower bound, smoothing averages the dot produ
 cosines) of measurements at one batch size, and non-finite measurements are left out.
 
 Attaches at three places. `plan_step` takes the batch size from Progress, an even number of
-micro-batches and the scaled learning rate. `accumulate_by_halves` sums the gradient of the even
+micro-batches and the scaled learning rate. `training/gradient.py` sums the gradient of the even
 micro-batches apart from that of the odd ones, takes `half_dots` and adds the two. `after_step`
 hands the dot products to `decide`, whose batch size the next step uses.
 """
@@ -28,7 +28,7 @@ hands the dot products to `decide`, whose batch size the next step uses.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -41,7 +41,7 @@ from efftrain_cli.methods.method import Changes, Columns, Method, Problems, Sect
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from efftrain_cli.foundation.step import MicroBatch, StepPlan, StepResult
+    from efftrain_cli.foundation.step import StepPlan, StepResult
 
 CHUNK = 1 << 16
 """Elements per chunk of a dot product on the CPU."""
@@ -56,7 +56,6 @@ class SimiGrad(Method):
     cosine similarity."""
 
     varies: ClassVar = frozenset({"batch", "steps"})
-    supports_sharding: ClassVar = False
     gradients_held: ClassVar = 1  # that of the other half
     aliases: ClassVar = {"": "adaptive_batch"}
 
@@ -316,34 +315,3 @@ def half_dots(
     share_b = 1 - share_a
     shares = [share_a * share_b, share_a * share_a, share_b * share_b]
     return sums / sums.new_tensor(shares)
-
-
-def accumulate_by_halves(
-    accumulate: Callable[[Sequence[MicroBatch]], None],
-    micro_batches: Sequence[MicroBatch],
-    parameters: Sequence[Tensor],
-    plan: StepPlan,
-) -> Dots:
-    """Accumulate the gradient of all micro-batches into `.grad`, and return the dot products of its
-    two halves.
-
-    The halves are the even micro-batches of the step and the odd ones, which differ by one sequence
-    at most. `micro_batches` are this rank's, while `accumulate` gives the sum over all ranks. Three
-    numbers are read from the device: the only read inside training, once per `interval`.
-    """
-    import torch
-
-    from efftrain_cli.optim.gradients import take_gradients
-
-    accumulate([part for part in micro_batches if part.number % 2 == 0])
-    first_half = take_gradients(parameters)
-    accumulate([part for part in micro_batches if part.number % 2 == 1])
-    second_half = take_gradients(parameters)
-    sequences_a = sum(map(plan.sequences_of, range(0, plan.accumulation_steps, 2)))
-    sequences_b = sum(map(plan.sequences_of, range(1, plan.accumulation_steps, 2)))
-    dots = half_dots(first_half, second_half, sequences_a, sequences_b)
-    torch._foreach_add_(second_half, first_half)
-    for parameter, gradient in zip(parameters, second_half, strict=True):
-        parameter.grad = gradient
-    a_dot_b, a_square, b_square = dots.tolist()
-    return a_dot_b, a_square, b_square

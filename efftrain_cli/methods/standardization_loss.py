@@ -54,7 +54,6 @@ class StandardizationLoss(Method):
     """Standardization loss: draw activations towards mean 0 and variance 1 by a term of the loss,
     not by layers."""
 
-    supports_sharding: ClassVar = False
     prefix: ClassVar = "std"
     aliases: ClassVar = {
         "": "standardisation_loss std_loss sloss",

@@ -16,7 +16,7 @@ K heads of keys and values, V = vocab_size token ids.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import assert_never, cast
 
 import torch
@@ -315,9 +315,6 @@ class GPT(nn.Module):
         self.lm_head: nn.Linear | None = None
         if not config.tied:
             self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
-        self.lockstep = False
-        """Several ranks make each call of `loss_sum` together, because each keeps a share of the
-        weights."""
         self.with_squares = False
         """Training also asks for the squares of log-sum-exp, the z-loss."""
         self.residual_dtype = torch.float32
@@ -345,27 +342,26 @@ class GPT(nn.Module):
         """Map every parameter's name to its kind, by which growth, weight decay and Muon go."""
         return {name: parameter_kind(name) for name, _ in self.named_parameters()}
 
-    def init_weights(self, seed: int) -> None:
-        """Draw the configured initialization, a function of `seed`. Biases 0, norms and scales 1.
+    def initial_weights(self, seed: int) -> Iterator[tuple[str, Tensor]]:
+        """Draw the configured initialization, a function of `seed`, a whole parameter at a time, on
+        the CPU, so that every device starts from the same weights. The model's own are not read,
+        and may be on the meta device.
 
         Matrices and tables are N(0, std) with `InitFacts.std`; without it, for models without
         norms, the sum of token and position embedding has variance 1 and matrices are N(0, 1 /
-        sqrt(inputs)). Padding rows are 0. Drawn on the CPU, so that every device starts from the
-        same weights.
+        sqrt(inputs)). Biases are 0, norms and scales 1, rows of padding 0.
         """
         generator = torch.Generator().manual_seed(seed)
-        vocab_size = self.config.vocab_size
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if name.endswith("bias"):
-                    parameter.zero_()
-                elif parameter.dim() == 1:
-                    parameter.fill_(1.0)
-                else:
-                    drawn = torch.randn(parameter.shape, generator=generator)
-                    parameter.copy_(drawn * self._init_std(name, parameter))
-            self.wte.weight[vocab_size:].zero_()
-            self.head_weight[vocab_size:].zero_()
+        for name, parameter in self.named_parameters():
+            drawn = torch.ones(parameter.shape)
+            if name.endswith("bias"):
+                drawn.zero_()
+            elif parameter.dim() > 1:
+                drawn = torch.randn(parameter.shape, generator=generator)
+                drawn *= self._init_std(name, parameter)
+            if name in ("wte.weight", "lm_head.weight"):
+                drawn[self.config.vocab_size :] = 0.0
+            yield name, drawn
 
     def _init_std(self, name: str, parameter: Tensor) -> float:
         """Return the standard deviation that a matrix or table is drawn with."""

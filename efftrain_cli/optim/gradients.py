@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from efftrain_cli.foundation.tensors import Tensors
-
 
 def fill_gradients(parameters: Sequence[Tensor]) -> None:
     """Give each parameter of a block that no micro-batch ran the gradient that it has: zero.
@@ -39,11 +37,3 @@ def take_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
 def combined_norm(norms: Iterable[Tensor]) -> Tensor:
     """Return the l2 norm, 0-d, of tensors with these norms."""
     return torch.linalg.vector_norm(torch.stack(list(norms)))
-
-
-def norms_of(tensors: Tensors) -> Tensors:
-    """Return the l2 norm of each tensor, 0-d."""
-    if not tensors:
-        return {}
-    norms = torch._foreach_norm(list(tensors.values()))
-    return dict(zip(tensors, norms, strict=True))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import OutOfMemoryError
+from efftrain_cli.foundation.files import CONTROL_GROUP
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.plan.devices import PlannedDevice
@@ -24,8 +25,6 @@ PROCESS = 450 * 10**6
 CPU."""
 ROW = 700
 """Bytes of a row of metrics.jsonl, about."""
-CONTROL_GROUP = Path("/sys/fs/cgroup")
-"""Where a container finds the limits of its own control group."""
 
 
 @dataclass(frozen=True, kw_only=True)

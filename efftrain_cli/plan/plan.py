@@ -122,9 +122,11 @@ def shorten_schedules(recipe: Recipe, half: int, batch_size: int) -> dict[str, A
 
 def micro_batch_multiple(recipe: Recipe, ranks: int = 1) -> int:
     """Return what the number of a step's micro-batches is a multiple of."""
-    if recipe.simigrad is not None:
-        return math.lcm(ranks, 2)
-    return ranks
+    if recipe.simigrad is None:
+        return ranks
+    if recipe.is_sharded:
+        return 2 * ranks  # its halves are alike on every rank, which runs every pass
+    return math.lcm(ranks, 2)
 
 
 def full_plan(

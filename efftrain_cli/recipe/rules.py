@@ -109,12 +109,8 @@ def _optim_rules(recipe: Sections) -> Problems:
             )
     ouroboros = recipe.methods.get("ouroboros")
     late = ouroboros is not None and ouroboros.modules > 1
-    if optim.z_loss and (late or recipe.is_sharded):
-        rule = (
-            'must be 0 with ouroboros and parallel.strategy = "shard",'
-            " which minimize the cross-entropy alone"
-        )
-        yield "optim.z_loss", rule
+    if optim.z_loss and late:
+        yield "optim.z_loss", "must be 0 with ouroboros, which minimizes the cross-entropy alone"
     if optim.min_lr > optim.lr:
         yield (
             "optim.min_lr",
@@ -153,7 +149,6 @@ def _parallel_rules(recipe: Sections) -> Problems:
             f'optim.name = "{recipe.optim.name}"': not recipe.optim.facts.supports_sharding,
             **{name: not method.supports_sharding for name, method in recipe.methods.items()},
             "stages": bool(recipe.stages),
-            'train.compile = "on"': recipe.train.compile == "on",
             "eval.sample": recipe.eval.sample is not None,
             "eval.positions": recipe.eval.positions,
         }

@@ -188,6 +188,16 @@ class Data:
     allow_overlap: bool = False
     """Allow documents that are in both the training and the validation text."""
 
+    @property
+    def named_text(self) -> str:
+        """The training text as the recipe names it."""
+        if self.sources is not None:
+            return ", ".join(source.path for source in self.sources)
+        text = self.train or "stdlib"
+        if isinstance(text, str):
+            return text
+        return ", ".join(text)
+
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -320,9 +330,6 @@ class Parallel:
     """"replicate": every device holds the whole model. "shard": each holds a share of weights,
     gradients and moments, and gathers a block's weights when it computes it; for models that do not
     fit otherwise, at the price of more traffic."""
-    check_every: int | None = Field(default=None, ge=1)
-    """Steps between two comparisons of the copies' weights, which every save makes too; default:
-    only then."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -6,105 +6,59 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cache
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.step import StepPlan
-from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.model.gpt import GPT, Gates, RunBlock, run_eagerly
 from efftrain_cli.plan.plan import accumulation_steps, micro_batch_multiple
 from efftrain_cli.recipe.recipe import Recipe
-
-Objective = Callable[[Tensor, Tensor, Gates, Tensor | None], Tensors]
-"""(tokens, targets, gates, scales) -> losses by name, fp32, summed over the micro-batch's targets:
-"ce", the cross-entropy in nats, 0-d, first, then a method's terms, whose shape and weights the
-method defines (a mean counts as many times as there are targets)."""
-
-
-Backend = Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
-"""Function that compiles a graph for torch.compile."""
+from efftrain_cli.training import dist
 
 GRAPH_LIMIT = 16
-"""Graphs that one function may need before compilation is called a fault. Fixed shapes need 1 and
-evaluation 1 more; lengths that grow are one dynamic graph, with separate ones where a dimension is
-1."""
-
+"""Graphs that one function may need before compilation is called a fault. Fixed shapes need 1;
+lengths that grow are one dynamic graph, with separate ones where a dimension is 1."""
 WHOLE_MODEL_BLOCKS = 24
 """Deepest model that is compiled as one graph. Compilation takes time in proportion to the blocks,
 and deep models are wide ones, where fusing across blocks matters least."""
-
-
+BACKEND = "inductor"
 _FAULTS: list[str] = []
 """Errors of the compiler in this process under "auto", which then compiles nothing more."""
 
+Shape = tuple[int, int]
+"""(sequences, seq_len) of a micro-batch."""
 
-def may_compile(recipe: Recipe, device: torch.device) -> bool:
-    """Return whether training is compiled unless the compiler fails: the same on all ranks.
+
+def compiles(recipe: Recipe, device: torch.device) -> bool:
+    """Return whether training is compiled, unless the compiler fails.
 
     "auto" compiles on CUDA only: on CPUs it takes half a minute and gains nothing.
     """
     if recipe.train.compile == "auto":
-        return device.type == "cuda"
+        return device.type == "cuda" and not _FAULTS
     return recipe.train.compile == "on"
 
 
-def compiles(recipe: Recipe, device: torch.device) -> bool:
-    """Return whether training is compiled: with "auto" it is not once the compiler has failed in
-    this process."""
-    gave_up = recipe.train.compile == "auto" and bool(_FAULTS)
-    return may_compile(recipe, device) and not gave_up
-
-
-@contextmanager
-def compiler_errors() -> Iterator[None]:
-    """Turn a failure of the compiler into a UsageError that names the fix.
-
-    Running out of memory while compiling stays what it is.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if "torch._dynamo" not in sys.modules:
-            raise
-        from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
-
-        if not isinstance(error, TorchDynamoException):
-            raise
-        cause: BaseException = error
-        if isinstance(error, BackendCompilerFailed):
-            cause = error.inner_exception
-        if isinstance(cause, torch.OutOfMemoryError):
-            raise cause from None
-        first_line = str(cause).strip().partition("\n")[0]
-        raise UsageError(
-            f"torch.compile failed: {type(cause).__name__}: {first_line}\n"
-            "  install a C compiler and Python's headers if they are missing"
-            " (Debian, Ubuntu: gcc g++ python3-dev),\n"
-            '  or train uncompiled: --set train.compile="off"'
-        ) from None
-
-
-def compiles_blocks(recipe: Recipe, n_layer: int, overlaps: bool = False) -> bool:
+def compiles_blocks(recipe: Recipe, n_layer: int) -> bool:
     """Return whether each block is compiled, not the whole model. All blocks share one graph.
 
     It is so with layer dropping, since a graph per pattern of blocks would be one for each of
-    2^n_layer; in deep models; and if the sum of gradients `overlaps` the backward pass: autograd
-    sees a compiled graph as one node, whose gradients all arrive at its end.
+    2^n_layer; in deep models; and on several ranks: autograd sees a compiled graph as one node,
+    whose gradients all arrive at its end, too late to be sent during the pass. Ouroboros
+    differentiates embedding and head apart.
     """
-    # Delayed gradients differentiate embedding and head apart.
-    apart = overlaps or recipe.delayed_gradients is not None
+    apart = dist.world_size() > 1 or recipe.delayed_gradients is not None
     return apart or "blocks" in recipe.varies or n_layer > WHOLE_MODEL_BLOCKS
 
 
-def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
-    """Return (sequences, seq_len) of a full step's micro-batches on so many ranks; None if they are
-    not all alike.
+def full_micro_batch(recipe: Recipe, ranks: int) -> Shape | None:
+    """Return the shape of a full step's micro-batches; None if they are not all alike.
 
     SimiGrad's batches are multiples of its quantum. Their micro-batches are full ones if that is
     always a multiple of the micro-batches that make up a step.
@@ -123,102 +77,27 @@ def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
     return train.batch_size // micro_batches, seq_len
 
 
-def micro_batch_shapes(plan: StepPlan) -> frozenset[tuple[int, int]]:
-    """Return (sequences, seq_len) of the step's micro-batches: one shape, or two that differ by a
-    sequence."""
+def micro_batch_shapes(plan: StepPlan) -> frozenset[Shape]:
+    """Return the shapes of the step's micro-batches: one, or two that differ by a sequence."""
     fewest, more = divmod(plan.batch_size, plan.accumulation_steps)
     return frozenset({(fewest, plan.seq_len), (fewest + bool(more), plan.seq_len)})
 
 
-def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
-    """Return (sequences, seq_len) with as many tokens as a full micro-batch, at half the full
-    length; None if lengths stay or are too short."""
-    warmup = recipe.seq_len_warmup
-    full = recipe.model.seq_len
-    seq_len = full // 2
-    if warmup is None or seq_len < 2:
-        return None
-    batch_size = warmup.batch_size_at(seq_len, full, recipe.train.batch_size)
-    sequences = min(batch_size, recipe.train.micro_batch_tokens // seq_len)
-    if sequences < 2:
-        return None
-    return sequences, seq_len
-
-
-def compile_whole(
+def by_shape(
     recipe: Recipe,
-    objective: Objective,
-    backend: str | Backend = "inductor",
-    ranks: int = 1,
-) -> Objective:
-    """Compile `objective` as a whole, loss included: the softmax then stays in registers."""
-    return _by_shape(
-        recipe,
-        ranks,
-        backend,
-        eager=objective,
-        full=lambda *arguments: objective(*arguments),
-        other=lambda *arguments: objective(*arguments),
-    )
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The functions that compute a model's blocks and head."""
-
-    block: RunBlock
-    """(block, x, scale) -> the block's output; `scale` is a 0-d tensor or None."""
-    head_loss_sum: Callable[[Tensor, Tensor], Tensor]
-    """(residual stream, targets) -> summed cross-entropy."""
-
-
-def compile_parts(
-    recipe: Recipe,
-    model: GPT,
-    backend: str | Backend = "inductor",
-    ranks: int = 1,
-) -> Parts:
-    """Compile the model's block and head, for `GPT.run_blocks` to call; Python chooses among the
-    blocks."""
-    block = _by_shape(
-        recipe,
-        ranks,
-        backend,
-        eager=run_eagerly,
-        full=lambda *arguments: run_eagerly(*arguments),
-        other=lambda *arguments: run_eagerly(*arguments),
-    )
-    head_loss_sum = _by_shape(
-        recipe,
-        ranks,
-        backend,
-        eager=model.head_loss_sum,
-        full=lambda *arguments: model.head_loss_sum(*arguments),
-        other=lambda *arguments: model.head_loss_sum(*arguments),
-    )
-    return Parts(block, head_loss_sum)
-
-
-def _by_shape(
-    recipe: Recipe,
-    ranks: int,
-    backend: str | Backend,
-    *,
-    eager: Callable[..., Any],
-    full: Callable[..., Any],
-    other: Callable[..., Any],
+    function: Callable[..., Any],
+    full_shape: Shape | None,
 ) -> Callable[..., Any]:
-    """Return a function that computes `eager` compiled, or as it is once the compiler has failed
-    under "auto".
+    """Return `function` compiled, or as it is once the compiler has failed under "auto".
 
     The shape of a full step has a graph of its own, the same as that of a run without any warmup;
-    every other shape goes through one graph with dynamic shapes. torch.compile keeps its graphs by
-    the code of a function, hence `full` and `other`, which both call `eager`. It does not look at
-    the kernels that attention may choose from, so what `attention_kernels` allows for one kind of
-    shape is not forced on the other.
+    every other shape goes through one graph with dynamic shapes. So what `attention_kernels` allows
+    for one kind of shape is not forced on the other. A micro-batch's shape is that of the first
+    argument with two dimensions or more. Calls with keywords, which look inside, are not compiled.
     """
     import torch._dynamo.config as dynamo_config
     import torch._functorch.config as functorch_config
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
     # More graphs than that are an error, not a silent fallback.
     dynamo_config.recompile_limit = GRAPH_LIMIT
@@ -226,70 +105,88 @@ def _by_shape(
     # Backward graphs are compiled with their forward ones: if either fails, nothing has been
     # computed yet.
     functorch_config.force_non_lazy_backward_lowering = True
-    at_full_shape = torch.compile(full, backend=backend, dynamic=False)
-    at_any_shape = torch.compile(other, backend=backend)
-    full_shape = full_micro_batch(recipe, ranks)
-    falls_back = recipe.train.compile == "auto"
+    at_full_shape = torch.compile(_twin(function, "full"), backend=BACKEND, dynamic=False)
+    at_any_shape = torch.compile(_twin(function, "any"), backend=BACKEND)
 
-    def compute(*arguments: object) -> Any:
-        if _FAULTS and falls_back:
-            return eager(*arguments)
-        # (sequences, seq_len, ...); scales have one dimension or none.
-        tensors = [x for x in arguments if isinstance(x, Tensor) and x.dim() > 1]
+    def compute(*arguments: Any, **options: Any) -> Any:
+        if _FAULTS or options:
+            return function(*arguments, **options)
+        batched = [x for x in arguments if isinstance(x, Tensor) and x.dim() > 1]
         compiled = at_full_shape
-        if tensors[0].shape[:2] != full_shape:
+        if batched[0].shape[:2] != full_shape:
             compiled = at_any_shape
-            for tensor in tensors:
+            for tensor in batched:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
                 torch._dynamo.maybe_mark_dynamic(tensor, 1)
         try:
-            with compiler_errors():
-                return compiled(*arguments)
-        except UsageError as error:
-            if not falls_back:
-                raise
-            _FAULTS.append(str(error))
-            print(
-                f"warning: {error}\n"
-                '  train.compile = "auto" goes on uncompiled:'
-                " the loss is the same within rounding, but a step takes\n"
-                "  1.3 to 1.9 times as long (published figures) and more memory",
-                file=sys.stderr,
-            )
-            return eager(*arguments)
+            return compiled(*arguments)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            _note_fault(recipe, error)
+            return function(*arguments)
 
     return compute
 
 
-class MiddleFirst:
-    """A compiled objective that computes a micro-batch of the middle length before its first one of
-    another length.
+@cache
+def _code_of_its_own(code: CodeType, name: str) -> CodeType:
+    return code.replace(co_name=name)
 
-    The compiler fits the kernels for all lengths but the full one to the first that it sees.
+
+def _twin(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a copy of a function with graphs of its own: torch.compile keeps them by code object,
+    and those of an earlier training of this process are found again."""
+    assert isinstance(function, FunctionType)
+    return FunctionType(
+        _code_of_its_own(function.__code__, name),
+        function.__globals__,
+        name,
+        function.__defaults__,
+        function.__closure__,
+    )
+
+
+def _note_fault(recipe: Recipe, error: Exception) -> None:
+    """Warn under "auto" that training goes on uncompiled.
+
+    Raises:
+        UsageError: under "on".
     """
+    cause = getattr(error, "inner_exception", error)
+    if isinstance(cause, torch.OutOfMemoryError):
+        raise cause
+    first_line = str(cause).strip().partition("\n")[0]
+    message = f"torch.compile failed: {type(cause).__name__}: {first_line}"
+    if recipe.train.compile == "on":
+        raise UsageError(
+            f"{message}\n  install a C compiler and Python's headers if they are missing"
+            " (Debian, Ubuntu: gcc g++ python3-dev),\n"
+            '  or train uncompiled: --set train.compile="off"'
+        ) from error
+    _FAULTS.append(message)
+    say(
+        f"warning: {message}\n"
+        '  train.compile = "auto" goes on uncompiled: the loss is the same within rounding,'
+        " but a step takes\n  1.3 to 1.9 times as long (published figures) and more memory"
+    )
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        objective: Objective,
-        ranks: int = 1,
-    ) -> None:
-        self._objective = objective
-        self._full_shape = full_micro_batch(recipe, ranks)
-        self._middle = middle_micro_batch(recipe)
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        gates: Gates,
-        scales: Tensor | None,
-    ) -> Tensors:
-        if self._middle is not None and tokens.shape != self._full_shape:
-            middle = tokens.new_zeros(self._middle)
-            self._middle = None
-            self._objective(middle, middle.clone(), gates, scales)
-        return self._objective(tokens, targets, gates, scales)
+def middle_micro_batch(recipe: Recipe) -> list[Shape]:
+    """Return the shape that has as many tokens as a full micro-batch, at half the full length; none
+    if lengths stay or are too short.
+
+    The compiler fits the kernels for all lengths but the full one to the first that it sees, which
+    should be of this shape.
+    """
+    warmup = recipe.seq_len_warmup
+    full = recipe.model.seq_len
+    seq_len = full // 2
+    if warmup is None or seq_len < 2:
+        return []
+    batch_size = warmup.batch_size_at(seq_len, full, recipe.train.batch_size)
+    sequences = min(batch_size, recipe.train.micro_batch_tokens // seq_len)
+    if sequences < 2:
+        return []
+    return [(sequences, seq_len)]
 
 
 def freeze_objects() -> None:

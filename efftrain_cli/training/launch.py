@@ -1,171 +1,22 @@
-"""`--devices N`: N processes of this program on one machine, each with a rank in its environment,
-as torchrun would start them.
-
-This process trains nothing. It passes signals on, waits, and ends with the exit code of the cause,
-which torchrun does not.
-"""
+"""`--devices N`: this command in N processes, started by torchrun's agent. No torch at import."""
 
 from __future__ import annotations
 
-import math
+import logging
 import os
 import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.environment import environment_number, usable_cores
-from efftrain_cli.foundation.errors import LostProcessError, StoppedError, UsageError
-from efftrain_cli.foundation.signals import STOPPABLE, describe_end, end_with
+from efftrain_cli.foundation.errors import StoppedError, UsageError
+from efftrain_cli.foundation.signals import end_with
 
 PARENT = "EFFTRAIN_PARENT"
 """Environment variable that names the launching process in those that it started."""
-PATIENCE = 60.0
-"""Seconds in which the others must end once one process has failed."""
-HALTED = 5.0
-"""Seconds in which the others must end once a rank hangs: a process that was halted (SIGSTOP)
-cannot end."""
-LOST, HUNG = 96, 97
-"""Exit codes between a rank and this launcher: it lost another rank, whose end the launcher
-reports; a rank hangs. The run's own is 1."""
-FOLLOWING = (0, LostProcessError.exit_code, LOST, HUNG)
-"""Exit codes of a rank that is not the cause of the run's end."""
-
-
-def launch(devices: int, arguments: Sequence[str]) -> int:
-    """Run `efftrain ARGUMENTS` in `devices` processes; return the exit code of the one that ended
-    the run.
-
-    Raises:
-        UsageError: this process was started by a launcher itself.
-    """
-    if is_one_of_several():
-        raise UsageError(
-            "--devices cannot be combined with torchrun or srun\n"
-            "  remove it: the environment sets the world size"
-        )
-    environment = _rank_environment(devices)
-    children: list[subprocess.Popen[bytes]] = []
-    asked: list[int] = []
-
-    def pass_on(number: int, frame: object) -> None:
-        asked.append(number)
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(number)
-
-    handlers = {}
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a hangup stays ignored
-            handlers[number] = signal.signal(number, pass_on)
-    try:
-        for rank in range(devices):
-            output = None
-            # NCCL writes the messages of NCCL_DEBUG to standard output.
-            if rank and "NCCL_DEBUG" not in environment:
-                output = subprocess.DEVNULL
-            # A session of its own: Ctrl-C in the terminal then arrives once, from this process.
-            child = subprocess.Popen(
-                [sys.executable, "-m", "efftrain_cli", *arguments],
-                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                start_new_session=True,
-            )
-            children.append(child)
-            if asked:
-                child.send_signal(asked[0])
-        code = _wait(children, asked)
-        # A signal in the first moments may end a process before it listens.
-        codes = {child.returncode for child in children}
-        if asked and codes <= {LostProcessError.exit_code, 0, 75, -asked[0], LOST}:
-            if set(arguments[:1]) & set(STOPPABLE):
-                return StoppedError.exit_code
-            return 128 + asked[0]
-        return code
-    finally:
-        for child in children:
-            if child.poll() is None:
-                child.kill()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _rank_environment(devices: int) -> dict[str, str]:
-    """Return the environment of every rank, but for its rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // devices))
-    return {
-        # PyTorch's report of a lost connection is a page of C++ frames; ours is a line.
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        **os.environ,
-        "OMP_NUM_THREADS": threads,
-        "LOCAL_WORLD_SIZE": str(devices),
-        "WORLD_SIZE": str(devices),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        PARENT: str(os.getpid()),
-    }
-
-
-def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()) -> int:
-    """Wait for all children; return the exit code of the cause. `asked`: signals that were passed
-    on to them."""
-    codes: dict[int, int] = {}  # by rank, in the order of their ends
-    killed: set[int] = set()
-    deadline = math.inf
-    while len(codes) < len(children):
-        for rank, child in enumerate(children):
-            code = child.poll()
-            if code is not None and rank not in codes:
-                codes[rank] = code
-                if code == HUNG:
-                    deadline = min(deadline, time.monotonic() + HALTED)
-                elif code:
-                    deadline = min(deadline, time.monotonic() + PATIENCE)
-
-        ends = set(codes.values())
-        stuck = set(range(len(children))) - codes.keys() - killed
-        if HUNG not in ends:
-            # Rank 0 saves after the others have stopped, however long that takes. A hang is
-            # reported by rank 0 itself, or it is what hangs.
-            stuck.discard(0)
-        if stuck and time.monotonic() > deadline:
-            if HUNG not in ends:  # else the message is out
-                names = ", ".join(map(str, sorted(stuck)))
-                what = f"did not end within {PATIENCE:.0f} s of another and was killed"
-                say(f"error: rank {names} {what}")
-            for rank in stuck:
-                children[rank].kill()
-            killed |= stuck
-        time.sleep(0.02)
-
-    causes = {}
-    for rank, code in codes.items():
-        if code not in FOLLOWING and rank not in killed:
-            causes[rank] = code
-    for rank, code in causes.items():
-        if code < 0 and -code not in asked:
-            how = describe_end(code)[0]
-            say(
-                f"error: rank {rank} {how}; the others have stopped\n"
-                "  resume the run from its last checkpoint"
-            )
-    if causes:
-        cause = causes.get(0) or next(iter(causes.values()))
-        return describe_end(cause)[1]
-
-    ends = set(codes.values())
-    if ends == {0}:
-        return 0
-    if ends <= {0, LOST}:
-        say("error: the processes lost their connection to each other")
-    return LostProcessError.exit_code
+SAVING = "600"
+"""Seconds that the agent gives its processes to save and end, before it kills them."""
 
 
 def check_devices(device: str, devices: int, jobs: int = 1) -> None:
@@ -184,16 +35,24 @@ def check_devices(device: str, devices: int, jobs: int = 1) -> None:
         )
 
 
-def is_one_of_several() -> bool:
-    """Return whether torchrun, srun or `--devices` has started this process as one of several."""
-    started = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-    return any(environment_number(name, 1) > 1 for name in started)
+def world_size_started() -> int:
+    """Return how many processes torchrun, srun or `--devices` has started this one among."""
+    return environment_number("WORLD_SIZE", environment_number("SLURM_STEP_NUM_TASKS", 1))
 
 
-def is_by_srun() -> bool:
-    """Return whether a step of srun has started this process as one of several, and no other
-    launcher set its rank."""
-    return environment_number("SLURM_STEP_NUM_TASKS", 1) > 1 and "RANK" not in os.environ
+def needs_launch(devices: int) -> bool:
+    """Return whether this process is to start `devices` processes and is not one of them.
+
+    Raises:
+        UsageError: torchrun or srun has started another number of them.
+    """
+    world_size = world_size_started()
+    if 1 < world_size != devices > 1:
+        raise UsageError(
+            f"--devices {devices}, and torchrun or srun has started {world_size} processes\n"
+            "  leave --devices out: the environment sets their number"
+        )
+    return devices > world_size
 
 
 ALONE = ("race", "sweep", "tune-warmup", "verify-resume", "study", "grow")
@@ -207,7 +66,7 @@ def refuse_several(command: str) -> None:
     Raises:
         UsageError: torchrun or srun has started several.
     """
-    if command in ALONE and is_one_of_several():
+    if command in ALONE and world_size_started() > 1:
         raise UsageError(
             f"{command} is one process, and was started as one of several by torchrun or srun\n"
             "start it once: on this machine as it is, under Slurm with --ntasks=1;"
@@ -217,9 +76,7 @@ def refuse_several(command: str) -> None:
 
 def process_rank() -> int:
     """Return this process's rank by its environment; 0 if it was started alone."""
-    if is_by_srun():
-        return environment_number("SLURM_PROCID", 0)
-    return environment_number("RANK", 0)
+    return environment_number("RANK", environment_number("SLURM_PROCID", 0))
 
 
 def should_log() -> bool:
@@ -228,7 +85,43 @@ def should_log() -> bool:
     return process_rank() == 0 and PARENT not in os.environ
 
 
-def end_with_parent() -> None:
-    """On Linux, have the system send SIGTERM to this process when the one that launched it ends."""
+def end_with_launcher() -> None:
+    """Have the system send SIGTERM to this process if its launcher is killed."""
     if PARENT in os.environ:
         end_with(int(os.environ[PARENT]))
+
+
+def launch(devices: int, arguments: Sequence[str]) -> int:
+    """Run `efftrain ARGUMENTS` in `devices` processes; return the exit code of the first to fail,
+    or 0."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # The processes print their own errors.
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // devices)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING)
+    os.environ[PARENT] = str(os.getpid())
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=devices,
+        run_id="efftrain",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "efftrain_cli", *arguments)
+    except SignalException:
+        return StoppedError.exit_code
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        code = failure.exitcode
+        if code >= 0:
+            return code
+        name = signal.Signals(-code).name
+        say(f"error: rank {rank} was ended by {name}\n  resume the run from its last checkpoint")
+        return 128 - code
+    return 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from efftrain_cli.foundation.console import human_bytes, human_count
+from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.foundation.files import machine_memory
 from efftrain_cli.model.config import GPTConfig
@@ -20,11 +21,20 @@ from efftrain_cli.plan.cost import full_micro_batch, state_bytes, training_bytes
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.compiling import compiler_errors
+from efftrain_cli.training import dist
 
 USABLE = 0.9
 """Share of a device's memory that the estimate may reach: the rest is for the CUDA context,
 workspaces and fragments."""
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Words of errors that are no OutOfMemoryError: of PyTorch's CPU allocator, and of what allocates
+beside its CUDA allocator."""
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
@@ -75,13 +85,16 @@ def checkpoints_activations(
         compiled=compiled,
         recompute=False,
     )
+    if recipe.is_sharded:
+        state = state_bytes(recipe, config)
+        needed -= state - state // dist.world_size()
     return needed > USABLE * torch.cuda.get_device_properties(device).total_memory
 
 
 @contextmanager
 def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
     """Turn running out of memory, of the device or the host, into an OutOfMemoryError that names
-    what to change, and a failure of the compiler into a UsageError."""
+    what to change."""
     sequences, seq_len = summary.largest_micro_batch
     ways = []
     if sequences > 1:
@@ -105,7 +118,7 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
             f"  set {', or '.join(ways)}"
         )
 
-    with compiler_errors(), _out_of_memory_as(message):
+    with _out_of_memory_as(message):
         yield
 
 
@@ -115,44 +128,55 @@ def building_errors(
     vocab_size: int,
     device: torch.device,
     stage: int = 0,
-    trains_on: torch.device | None = None,
+    trains: bool = True,
 ) -> Iterator[None]:
     """Refuse, by an OutOfMemoryError, a model that cannot fit before it is built, and one if memory
     runs out meanwhile.
 
-    Linux hands out more memory than there is and kills the process that uses it, so a model on the
-    CPU is measured first, against the whole memory of the machine: weights, gradients and the
-    optimizer's state in fp32, then, if it is trained there, with the activations of a full
-    micro-batch.
+    Linux hands out more memory than there is and kills the process that uses it. So a model on the
+    CPU is measured first, against the whole memory of the machine or its container, for all
+    processes of the run on this machine: weights, gradients and the optimizer's state in fp32,
+    then, if it is trained, with the activations of a full micro-batch.
 
     Args:
-        device: where the model is built.
-        trains_on: where it is trained; None: nowhere, as for growing.
+        trains: the model is trained, and not only grown.
     """
     model = recipe.model_at(stage)
     config = model_config(recipe, vocab_size, stage=stage)
-    parameters = parameter_count(config)
-    needed = state_bytes(recipe, config)
+    size = human_count(parameter_count(config))
+    needed = human_bytes(state_bytes(recipe, config))
 
     def refusal(available: str) -> str:
         return (
-            f"out of memory: a model of {human_count(parameters)} parameters"
-            f" needs {human_bytes(needed)} for weights, gradients and moments, {available}."
-            f" Lower model.n_layer (now {model.n_layer}) or model.n_embd (now {model.n_embd}),"
-            " or train on a device with more memory"
+            f"out of memory: a model of {size} parameters needs {needed} for weights, gradients and"
+            f" moments, {available}. Lower model.n_layer (now {model.n_layer}) or model.n_embd"
+            f" (now {model.n_embd}), or train on a device with more memory"
         )
 
     memory = machine_memory()
     if device.type == "cpu" and memory is not None:
-        if needed > memory:
+        if bytes_held(recipe, config) > memory:
             raise OutOfMemoryError(refusal(f"and this machine has {human_bytes(memory)} in all"))
-        if trains_on == device:
-            _check_activations(recipe, config, memory)
+        if trains:
+            _check_processes(recipe, config, memory)
     with _out_of_memory_as(lambda _: refusal(f"more than {device} has free")):
         yield
 
 
-def _check_activations(recipe: Recipe, config: GPTConfig, memory: int) -> None:
+def bytes_held(recipe: Recipe, config: GPTConfig) -> int:
+    """Return the bytes of weights, gradients and the optimizer's state of one process."""
+    needed = state_bytes(recipe, config)
+    if recipe.is_sharded or recipe.delayed_gradients is not None:
+        return needed // dist.world_size()
+    return needed
+
+
+def _check_processes(recipe: Recipe, config: GPTConfig, memory: int) -> None:
+    """Check that all processes of the run on this machine fit into its memory.
+
+    Raises:
+        OutOfMemoryError: they do not.
+    """
     train = recipe.train
     seq_len = config.seq_len
     sequences = full_micro_batch(recipe)
@@ -160,17 +184,26 @@ def _check_activations(recipe: Recipe, config: GPTConfig, memory: int) -> None:
     if train.dtype == "bf16":
         dtype = "bf16"
     needed = training_bytes(recipe, config, sequences, seq_len, dtype=dtype)
-    if needed <= memory:
+    needed += bytes_held(recipe, config) - state_bytes(recipe, config)
+    processes = 1
+    if dist.world_size() > 1:
+        processes = environment_number("LOCAL_WORLD_SIZE", 1)
+    if needed * processes <= memory:
         return
     ways = []
+    if 1 <= memory // needed < processes:
+        ways.append(f"--devices {memory // needed}")
     if sequences > 1:
         ways.append(f"train.micro_batch_tokens = {seq_len} (now {train.micro_batch_tokens})")
     if train.activation_checkpointing is not True:
         ways.append("train.activation_checkpointing = true")
+    each = ""
+    if processes > 1:
+        each = f" in each of {processes} processes"
     raise OutOfMemoryError(
         f"out of memory: training on micro-batches of {sequences} x {seq_len} tokens"
-        f" needs about {human_bytes(needed)}, and this machine has {human_bytes(memory)} in all\n"
-        f"  set {' or '.join(ways) or 'a lower model.seq_len'},"
+        f" needs about {human_bytes(needed)}{each}, and this machine has {human_bytes(memory)} in"
+        f" all\n  set {' or '.join(ways) or 'a lower model.seq_len'},"
         " or train on a device with more memory"
     )
 
@@ -180,18 +213,7 @@ def _out_of_memory_as(message: Callable[[BaseException], str]) -> Iterator[None]
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # PyTorch's CPU allocator raises plain RuntimeErrors; so do the CUDA driver and cuBLAS,
-        # which allocate beside PyTorch's allocator.
         by_name = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not by_name and not any(words in str(error) for words in _OUT_OF_MEMORY):
             raise
         raise OutOfMemoryError(message(error)) from None
-
-
-_OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "not enough memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)

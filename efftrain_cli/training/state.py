@@ -1,220 +1,155 @@
-"""The state of training, and its form on disk: named tensors and readable numbers, nothing else.
+"""The state of training: everything that a step changes, as named tensors and readable numbers.
 
-A checkpoint is a directory that exists whole or not at all: it is written beside its final name,
-flushed, and renamed. Every file's sha256 is in manifest.json and verified before any tensor is
-used. No pickle is read or written.
+On several ranks a tensor may be whole on each of them, or divided: `Division` says how. Weights
+come in whole, one after the other, whether they are drawn, read from a checkpoint or grown, and
+each rank keeps its part. So no rank ever holds more than one whole tensor that it does not own.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Protocol
 
 import torch
-from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
-from efftrain_cli.foundation.errors import CheckpointError
-from efftrain_cli.foundation.files import fsync, made_beside, sha256_of
-from efftrain_cli.foundation.records import Record, first_fault, read_record
+from efftrain_cli.foundation.errors import CheckpointError, ReplicaError
 from efftrain_cli.foundation.step import Progress
-from efftrain_cli.foundation.tensors import Tensors, read_tensors, write_tensors
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.optimizer import Optimizer
-from efftrain_cli.run.directory import checkpoint_path, new_run, run_path
-from efftrain_cli.run.manifest import SCHEMA_VERSION, verify_checkpoint, write_manifest
+from efftrain_cli.training import dist
+
+Named = Iterable[tuple[str, Tensor]]
+"""Whole tensors by name, one at a time."""
 
 
-@dataclass(slots=True)
+class Division(Protocol):
+    """How the ranks divide the tensors of a state."""
+
+    parameters: dict[str, nn.Parameter]
+    """This rank's parameters, or rows of them, by name."""
+    in_flight: Tensors
+    """This rank's gradients that are due in later steps: the same dictionary as the state's."""
+    shares_batches: bool
+    """Whether each rank computes its share of a batch; else all of them compute each sequence."""
+
+    def loss_sum(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """See `TrainState.loss_sum`; all ranks call it at a time."""
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of a tensor of which it has one."""
+
+    def gather(self, tensors: Tensors) -> Tensors:
+        """Return whole tensors, on the CPU of rank 0; {} elsewhere. All ranks give their parts."""
+
+
+@dataclass(slots=True, kw_only=True)
 class TrainState:
     """Everything that a step changes."""
 
     model: GPT
+    parameters: dict[str, nn.Parameter]
+    """What the optimizer updates on this rank: the model's parameters, or parts of them."""
     optimizer: Optimizer
+    nonfinite: Tensor
+    """0-d fp32, sticky: 1 once a loss or gradient was not finite; updates stop from then on."""
+    device: torch.device
+    """Where this rank computes."""
+    dtype: str
+    """In what, as `compute_dtype` returns it."""
     progress: Progress = field(default_factory=Progress)
-    nonfinite: Tensor = field(default_factory=lambda: torch.zeros(()))
-    """0-d fp32 on the device, sticky: 1 once a loss or gradient was not finite; updates stop from
-    then on."""
-    method_tensors: Tensors = field(default_factory=dict)
-    """Named tensors of a method that needs any beyond model and optimizer."""
+    in_flight: Tensors = field(default_factory=dict)
+    """Named gradients that are due in later steps: those of Ouroboros."""
+    division: Division | None = None
+    """None: every rank has the whole state."""
+
+    @property
+    def sharing(self) -> tuple[int, int]:
+        """This rank's number among those that share each batch, and how many they are."""
+        if self.division is None or self.division.shares_batches:
+            return dist.rank(), dist.world_size()
+        return 0, 1
+
+    def loss_sum(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Sum the cross-entropy of tokens (B, T) against targets (B, T), nats, 0-d fp32."""
+        if self.division is None:
+            return self.model.loss_sum(tokens, targets)
+        return self.division.loss_sum(tokens, targets)
+
+    def weights(self) -> Tensors:
+        """Return this rank's parameters by name; a tied head is not listed twice."""
+        return {name: parameter.detach() for name, parameter in self.parameters.items()}
+
+    def whole(self) -> tuple[Tensors, Tensors, Tensors]:
+        """Return whole tensors of model, optimizer and in flight, on rank 0. All ranks call it."""
+        parts = (self.weights(), self.optimizer.tensors(), self.in_flight)
+        if self.division is None:
+            return parts
+        model, optimizer, in_flight = map(self.division.gather, parts)
+        return model, optimizer, in_flight
+
+    def load_weights(self, named: Named) -> None:
+        """Copy this rank's parts of whole weights; otherwise as `fill`."""
+        fill(self.weights(), named, self.division)
+
+    def load_in_flight(self, named: Named) -> None:
+        """Take the gradients in flight of this rank's parameters."""
+        for name, tensor in named:
+            if name.split(".", 4)[-1] in self.parameters:
+                self.in_flight[name] = tensor.to(self.device)
+
+    def load_optimizer(self, named: Named) -> None:
+        """Copy this rank's parts of the optimizer's whole tensors; otherwise as `fill`."""
+        fill(self.optimizer.tensors(), named, self.division)
 
 
-def model_tensors(state: TrainState) -> Tensors:
-    """Return the parameters by name; a tied head is not listed twice."""
-    return {name: parameter.detach() for name, parameter in state.model.named_parameters()}
-
-
-def load_tensors(state: TrainState, model: Tensors, optimizer: Tensors) -> None:
-    """Copy named tensors into `state`.
+def fill(tensors: Tensors, named: Named, division: Division | None) -> None:
+    """Copy whole tensors, or this rank's parts of them, into `tensors`.
 
     Raises:
-        CheckpointError: a name is missing or too much, or a shape differs; nothing has been copied
-            then.
+        CheckpointError: one is missing or too many, or a shape differs; others may have been copied
+            by then.
     """
-    pairs = [
-        ("model", model_tensors(state), model),
-        ("optimizer", state.optimizer.tensors(), optimizer),
-    ]
-    problems = []
-    for kind, have, given in pairs:
-        for name in have.keys() | given.keys():
-            if name not in given:
-                problems.append(f"{kind} tensor {name} is missing")
-            elif name not in have:
-                problems.append(f"{kind} tensor {name} is not part of this model")
-            elif have[name].shape != given[name].shape:
-                wrong = tuple(given[name].shape)
-                right = tuple(have[name].shape)
-                problems.append(
-                    f"{kind} tensor {name} has shape {wrong}, the recipe's model needs {right}"
-                )
-    if problems:
-        raise CheckpointError(
-            "the checkpoint does not fit the recipe:\n  " + "\n  ".join(sorted(problems)[:20])
-        )
+    missing = set(tensors)
     with torch.no_grad():
-        for _, have, given in pairs:
-            for name, tensor in have.items():
-                tensor.copy_(given[name])
+        for name, whole in named:
+            if name not in tensors:
+                # Another rank's, unless this one has all.
+                if division is None:
+                    raise CheckpointError(f"tensor {name} is not part of the recipe's model")
+                continue
+            part = whole
+            if division is not None:
+                part = division.part(name, whole)
+            if part.shape != tensors[name].shape:
+                raise CheckpointError(
+                    f"tensor {name} has shape {tuple(whole.shape)}; the recipe needs another"
+                )
+            tensors[name].copy_(part)
+            missing.discard(name)
+    if missing:
+        raise CheckpointError(f"tensors are missing: {', '.join(sorted(missing)[:5])}")
 
 
-def nonfinite_tensors(tensors: Tensors) -> list[str]:
-    """Return the names of the tensors that hold a NaN or an infinity, in one pass, with one wait
-    for the device."""
-    floating = {}
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.numel():
-            floating[name] = tensor
-    if not floating:
-        return []
-    maxima = torch._foreach_norm(list(floating.values()), ord=torch.inf)
-    finite = torch.isfinite(torch.stack([value.float() for value in maxima])).tolist()
-    return [name for name, is_finite in zip(floating, finite, strict=True) if not is_finite]
-
-
-def progress_to_json(progress: Progress) -> dict[str, object]:
-    """Return the progress as JSON values, with the schema's version."""
-    return {"schema_version": SCHEMA_VERSION, **progress._asdict()}
-
-
-def progress_from_json(values: dict[str, object]) -> Progress:
-    """Invert `progress_to_json`; fields that an older checkpoint lacks keep their defaults.
+def check_copies(state: TrainState) -> None:
+    """Check that all ranks have the same weights, by a checksum that one flipped bit changes.
 
     Raises:
-        CheckpointError: a field is unknown, or has a wrong type.
+        ReplicaError: they do not.
     """
-    fields = {name: value for name, value in values.items() if name != "schema_version"}
-    unknown = fields.keys() - set(Progress._fields)
-    if unknown:
-        raise CheckpointError(f"progress.json has unknown fields: {', '.join(sorted(unknown))}")
-    try:
-        return TypeAdapter(Progress).validate_python(fields)
-    except ValidationError as error:
-        raise CheckpointError(f"progress.json is damaged: {first_fault(error)}") from None
-
-
-def write_checkpoint(
-    directory: Path,
-    state: TrainState,
-    recipe_toml: str,
-    tensors: tuple[Tensors, Tensors] | None = None,
-) -> None:
-    """Write the state as `directory`, whole or not at all.
-
-    Args:
-        tensors: those of model and optimizer, if they were gathered before.
-
-    Raises:
-        OSError: the disk is full or not writable; nothing is left behind then.
-        FileExistsError: `directory` exists.
-    """
-    if directory.exists():
-        raise FileExistsError(directory)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    # The largest first: its hash, the longest of all work here, then goes on beside everything
-    # else.
-    model, optimizer = tensors or (model_tensors(state), state.optimizer.tensors())
-    files = {"optimizer.safetensors": optimizer, "model.safetensors": model}
-    if state.method_tensors:
-        files["method.safetensors"] = state.method_tensors
-    texts = {
-        "progress.json": json.dumps(progress_to_json(state.progress), indent=1),
-        "recipe.toml": recipe_toml,
-    }
-    # Hashing, writing and flushing release the interpreter lock: they go on beside each other.
-    with made_beside(directory) as temporary, ThreadPoolExecutor(max_workers=4) as pool:
-        temporary.mkdir()
-        hashes: dict[str, Future[str]] = {}
-        flushed = []
-        for name in (*files, *texts):
-            path = temporary / name
-            if name in files:
-                write_tensors(path, files[name])
-            else:
-                path.write_text(texts[name], encoding="utf-8")
-            hashes[name] = pool.submit(sha256_of, path)
-            flushed.append(pool.submit(fsync, path))
-
-        for future in flushed:
-            future.result()
-        write_manifest(temporary, {name: future.result() for name, future in hashes.items()})
-
-
-def create_run(
-    name: str,
-    state: TrainState,
-    recipe_toml: str,
-    origin: Mapping[str, object],
-    tokenizer: Path,
-    events: Mapping[str, Mapping[str, object]],
-    rows: Sequence[Mapping[str, object]] = (),
-) -> Path:
-    """Create run `name` with `state` as its first checkpoint; it appears with that or not at all.
-
-    Args:
-        tokenizer: a file to copy.
-        events: name -> content, for events.jsonl.
-        rows: of metrics.jsonl, up to the state's step.
-
-    Raises:
-        UsageError, DiskError: as `new_run`.
-    """
-    with new_run(name, recipe_toml, origin, tokenizer) as run:
-        run.log(rows)
-        for event, content in events.items():
-            run.event(event, content)
-        write_checkpoint(checkpoint_path(run.path, state.progress.step), state, recipe_toml)
-    return run_path(name)
-
-
-def read_checkpoint(
-    directory: Path,
-) -> tuple[Progress, Tensors, Tensors, Tensors]:
-    """Verify a checkpoint and read it: (progress, model tensors, optimizer tensors, method
-    tensors), on the CPU.
-
-    Files that the manifest does not list are ignored.
-
-    Raises:
-        CheckpointError: a file is missing, damaged or unexpected; the message names it.
-    """
-    files = verify_checkpoint(directory)
-    progress = read_progress(directory)
-    model = read_tensors(directory / "model.safetensors")
-    optimizer = read_tensors(directory / "optimizer.safetensors")
-    method = {}
-    if "method.safetensors" in files:
-        method = read_tensors(directory / "method.safetensors")
-    return progress, model, optimizer, method
-
-
-def read_progress(directory: Path) -> Progress:
-    """Read the progress of a verified checkpoint.
-
-    Raises:
-        CheckpointError: it is no progress that this version reads.
-    """
-    return progress_from_json(read_record(directory / "progress.json", Record).to_json())
+    if state.division is not None or dist.world_size() == 1:
+        return
+    sums = []
+    for weight in state.weights().values():
+        sums.append(weight.view(torch.int32).sum())
+    checksum = torch.stack(sums).sum()
+    extremes = torch.stack([checksum, -checksum])
+    dist.all_reduce([extremes], op=torch.distributed.ReduceOp.MAX)
+    if extremes.sum():
+        raise ReplicaError(
+            f"step {state.progress.step}: the ranks' weights differ:"
+            " memory or a device may be faulty\n"
+            "resume the run from its last checkpoint, on other hardware"
+        )

@@ -3,14 +3,20 @@ generated from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
-from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
+from efftrain_cli.foundation.console import listed, say
+from efftrain_cli.foundation.errors import (
+    CheckpointError,
+    DataError,
+    NewerFormatError,
+    UsageError,
+)
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.foundation.tensors import read_tensors
 from efftrain_cli.model.generate import Sampling, generate
@@ -20,8 +26,7 @@ from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing
 from efftrain_cli.run.manifest import read_manifest, verify_checkpoint
 from efftrain_cli.run.origin import check_not_orphaned, read_origin
 from efftrain_cli.training.build import build_model
-from efftrain_cli.training.checkpoints import newest_sound
-from efftrain_cli.training.state import read_progress
+from efftrain_cli.training.checkpoint import nonfinite_tensors, read_progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +60,7 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
     progress = read_progress(path)
     # Weights are fp32 however they were trained: they are used as an ordinary GPT-2, whose products
     # add in fp32.
-    plain = replace(recipe, chunked_accumulation=None)
-    model = build_model(plain, tokenizer.vocab_size, device, progress.stage)
+    model = build_model(recipe, tokenizer.vocab_size, device, progress.stage)
     weights = path / "model.safetensors"
     try:
         model.load_state_dict(read_tensors(weights))
@@ -107,6 +111,38 @@ def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None
         reasons = "\n  ".join(str(error) for _, error in passed_over)
         raise CheckpointError(f"no checkpoint of run {run.name!r} is whole:\n  {reasons}")
     return newest
+
+
+def newest_sound(
+    paths: Sequence[Path],
+    needed: frozenset[str] | None = None,
+) -> tuple[Path | None, list[tuple[Path, CheckpointError]]]:
+    """Return the newest of checkpoints (oldest first) that is whole and finite, as far as its files
+    are needed.
+
+    Return too the newer ones that were passed over, with a warning, each with its reason.
+
+    Raises:
+        NewerFormatError: the newest that is whole was written by a newer efftrain.
+    """
+    passed_over: list[tuple[Path, CheckpointError]] = []
+    for path in reversed(paths):
+        try:
+            check_finite(path, verify_checkpoint(path, needed))
+            return path, passed_over
+        except NewerFormatError:
+            raise
+        except CheckpointError as error:
+            passed_over.append((path, error))
+            say(f"warning: {error}; trying the one before")
+    return None, passed_over
+
+
+def check_finite(path: Path, files: frozenset[str]) -> None:
+    """Check that weights and moments are finite: an older version saved states that are not."""
+    for name in sorted({"model.safetensors", "optimizer.safetensors"} & files):
+        if wrong := nonfinite_tensors(read_tensors(path / name)):
+            raise CheckpointError(f"{path / name}: NaN or infinity in {listed(wrong)}")
 
 
 def load_run_tokenizer(run: Path) -> Tokenizer:

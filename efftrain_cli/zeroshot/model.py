@@ -28,7 +28,7 @@ from efftrain_cli.foundation.console import silent
 from efftrain_cli.model.generate import GREEDY, generate
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
-from efftrain_cli.training.ranks import ALONE, Ranks
+from efftrain_cli.training import dist
 
 Ids = list[int]
 Prompt = tuple[int, Ids]
@@ -62,7 +62,6 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
     """Most tokens of a forward pass, padding included."""
     bf16: bool = False
     """Whether the blocks compute in bf16."""
-    ranks: Ranks = ALONE
     truncated: int = 0
     """Requests whose context lost its beginning."""
     boundary_mismatches: int = 0
@@ -178,12 +177,12 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
         compute: Callable[[Any], list[Any]],
     ) -> list[Any]:
         """Compute this rank's batches; return the answers of all ranks."""
-        mine = batches[self.ranks.rank :: self.ranks.world_size]
+        mine = batches[dist.rank() :: dist.world_size()]
         answers = []
         for batch in tqdm(mine, disable=silent() or None):
             answers += compute(batch)
         gathered = []
-        for part in self.ranks.all_gather_json(answers):
+        for part in dist.gather_objects(answers):
             gathered += part
         return gathered
 

@@ -15,7 +15,6 @@ from efftrain_cli import __version__
 from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import (
     DivergedError,
-    HungError,
     LostProcessError,
     ReplicaError,
     RunLockedError,
@@ -126,8 +125,8 @@ def test_help_names_the_exit_codes_of_all_errors():
     }
     for code, kind in codes.items():
         assert kind.exit_code == code and f" {code} " in shown
-    assert HungError.exit_code == ReplicaError.exit_code == 1
-    assert "1 a defect, with a traceback, or a process of several that hangs" in shown
+    assert ReplicaError.exit_code == 1
+    assert "1 a defect, with a traceback, or a process of several that ended" in shown
 
 
 def test_commands_stand_in_the_panel_of_their_purpose():

@@ -180,7 +180,7 @@ def test_a_new_recipe_loads_and_overwrites_nothing(efftrain, tmp_path, monkeypat
         ["seq_len_warmup={start = 16, steps = 100}", "eval.windows=8", "checkpoint.every=10min"],
         ["optim.betas=[0.8, 0.9]", "model.vocab_multiple=32", "wandb.mode=online"],
         ['data.train=["a", "b"]', "data.valid=held.txt", "data.valid_fraction=0.1"],
-        ['data.sources=[{path = "a", weight = 2.0}]', "parallel.check_every=4"],
+        ['data.sources=[{path = "a", weight = 2.0}]', "parallel.strategy=shard"],
     ],
 )
 def test_a_new_recipe_writes_every_key_that_was_set(efftrain, tmp_path, monkeypatch, overrides):

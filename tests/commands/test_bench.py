@@ -18,7 +18,7 @@ from efftrain_cli.bench import (
     range_seconds,
 )
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.training.trainer import finite_or_none
+from efftrain_cli.training.record import finite_or_none
 from tests.conftest import cli, python
 from tests.tiny import tiny_recipe
 

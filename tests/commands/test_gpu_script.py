@@ -18,9 +18,8 @@ from benchmarks.gpu import command
 from benchmarks.gpu.correctness import LIMITS
 from benchmarks.gpu.measuring import check_gradients, relative, worst_gradient
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.training.build import build_model
 from tests.conftest import REPOSITORY, python
-from tests.tiny import drawn
+from tests.tiny import drawn, fresh
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 CALLS = (
@@ -198,7 +197,7 @@ def test_the_calls_are_those_of_the_help_and_the_page():
 def test_a_lost_gradient_of_one_parameter_is_seen(lost):
     """Its share of the norm of all gradients is below any limit that bf16 allows."""
     recipe = load_recipe("small", ["model.n_layer=2", "data.tokenizer=bpe:512"])
-    model = build_model(recipe, 512, torch.device("cpu"))
+    model = fresh(recipe, 512).model
     tokens = drawn(512, 2, 32, seed=1)
     (model.loss_sum(tokens, tokens) / 64).backward()
     want = {name: p.grad for name, p in model.named_parameters()}

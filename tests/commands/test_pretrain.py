@@ -15,15 +15,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from efftrain_cli import pretrain
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.rates import digest_of_training
+from efftrain_cli.training import dist, summary
 from tests.fake_runs import read_jsonl
 from tests.launch import Laboratory
 from tests.terminal import on_terminal
-from tests.tiny import fresh, windows_of
+from tests.tiny import windows_of
 
 
 @pytest.fixture
@@ -198,11 +198,9 @@ def test_a_run_ends_with_its_result_and_the_next_command(lab, shown, tmp_path, l
     session = session_of(load_recipe(lab.recipe()))
     session.corpus.train = windows_of(tmp_path, np.tile([1, 2], 50_000), 32, 0).shards
     session.val_windows = torch.ones(4, 33, dtype=torch.int64)
-    state: Any = SimpleNamespace(
-        progress=Progress(step=20, tokens=2560, flops=3e12, train_seconds=44.0)
-    )
+    progress = Progress(step=20, tokens=2560, flops=3e12, train_seconds=44.0)
     run: Any = SimpleNamespace(name="r-seed1", path=tmp_path)
-    pretrain.show_result(shown, run, session, state, loss)
+    summary.show_result(shown, run, session, progress, loss)
     assert shown.file.getvalue().splitlines() == ends
 
 
@@ -213,7 +211,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Console:
     return Console(file=StringIO(), width=500)
 
 
-def session_of(recipe: Recipe, world_size: int = 1) -> Any:
+def session_of(recipe: Recipe) -> Any:
     """A session on the CPU, with a text of 1.5 epochs."""
     text = SimpleNamespace(tokens=50_000, documents=1)
     windows = SimpleNamespace(
@@ -225,20 +223,17 @@ def session_of(recipe: Recipe, world_size: int = 1) -> Any:
         train_data=windows,
         val_windows=torch.zeros(4, 33),
         device=torch.device("cpu"),
-        ranks=SimpleNamespace(world_size=world_size, is_single_process=world_size == 1),
     )
 
 
 def test_the_header_says_what_is_trained(lab, shown, monkeypatch):
     """320 rows and 32 positions x 64, 2 x (12 x 64^2 + 13 x 64) + 2 x 64: 122,624 parameters."""
     recipe = load_recipe(lab.recipe(), ["data.train=stdlib", "train.deterministic=true"])
-    state = fresh(recipe, 300)
     plan = summarize_plan(recipe, None, 300)
-    monkeypatch.setattr(pretrain, "data_warnings", lambda *words: ["little text"])
+    monkeypatch.setattr(summary, "data_warnings", lambda *words: ["little text"])
     run: Any = SimpleNamespace(name="r-seed1")
     for step in (0, 5):
-        state.progress = Progress(step=step)
-        pretrain.show_header(shown, run, session_of(recipe), state, plan)
+        summary.show_header(shown, run, session_of(recipe), Progress(step=step), plan)
     first, resumed = shown.file.getvalue().splitlines()[::5]
     assert first == "run     r-seed1 on cpu, 2 threads, fp32, deterministic kernels"
     assert resumed == "resumed r-seed1 after step 5 of 20"
@@ -250,13 +245,12 @@ def test_the_header_says_what_is_trained(lab, shown, monkeypatch):
     ]
 
 
-def test_time_on_four_devices_is_a_quarter_of_one(lab, shown, monkeypatch):
-    monkeypatch.setattr(pretrain, "probe_seconds", lambda *words: 400.0)
-    state: Any = None
+def test_time_on_several_devices_is_said_to_be_of_an_even_share(lab, shown, monkeypatch):
     recipe = load_recipe(lab.recipe())
     plan = summarize_plan(recipe, None, 300)
-    for devices in (1, 4):
-        pretrain.show_steps(shown, session_of(recipe, devices), state, plan, probes=True)
+    for devices, seconds in ((1, 400.0), (4, 100.0)):
+        monkeypatch.setattr(dist, "world_size", lambda devices=devices: devices)
+        summary.show_steps(shown, recipe, plan, seconds)
     alone, together = shown.file.getvalue().splitlines()
     assert alone == (
         "steps   20 of 128 tokens; lr 0.003 after 5, cosine to 0.0003; about 6 min 40 s (probed)"

@@ -27,7 +27,7 @@ def test_pieces_exist():
     assert named <= pieces and len(named) >= 8, named - pieces
 
 
-MODULES = "compiling|kernels|adamw|trainer|cross_entropy|memory"
+MODULES = "compiling|kernels|adamw|loop|cross_entropy|memory"
 
 
 @pytest.mark.parametrize("name", re.findall(rf"`({MODULES})\.(\w+)`", PAGE), ids=".".join)

@@ -31,13 +31,9 @@ UNMARKED = {
     ("F57", "tests/compare/test_cli.py"): "a_comparison_that_does_not_fit_leaves_the_earlier_file",
     ("F78", "tests/study/test_study.py"): "a_study_survives_ctrl_c_and_kill_9",
     ("F81", "tests/laws/test_ranks.py"): "stopping_and_continuing_moves_no_bit",
-    (
-        "F81",
-        "tests/training/test_ranks.py",
-    ): "a_restart_of_torchrun_reads_no_key_of_the_attempt_before",
 }
 """Tests that do not name the fault that they inject, by fault and file."""
-GONE = {25}
+GONE = {25, 92}
 """Numbers of faults of mechanisms that the package does not have."""
 
 

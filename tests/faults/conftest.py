@@ -17,7 +17,7 @@ from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.manifest import MANIFEST, write_manifest
-from efftrain_cli.training.checkpoints import save
+from efftrain_cli.training.checkpoint import load_newest, save
 from tests.conftest import invoke
 from tests.tiny import fresh, tiny_recipe
 from tests.trained_run import make_run
@@ -46,6 +46,15 @@ def run(tmp_path: Path) -> Run:
 
 def step_of(path: Path | None) -> int | None:
     return None if path is None else int(path.name[5:])
+
+
+def newest_checkpoint(run: Run) -> Path | None:
+    """Load the newest checkpoint that is whole, as a resume does, and return it."""
+    loaded = load_newest(run.path, fresh(RECIPE, 300), RECIPE)
+    run.corrupt |= {path for path, _ in loaded.passed_over}
+    if loaded.path is not None:
+        run.verified.add(loaded.path)
+    return loaded.path
 
 
 def truncate(path: Path) -> None:

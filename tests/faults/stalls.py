@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from tests.launch import Laboratory, Process
 
-# Each stalls one window of a step, and says so by a file. Signals arrive while it sleeps. A step's
-# batch is read during the step before: where the batch of step 9 stalls, step 7 is the last
-# finished one.
+# Each stalls one window of a step, and says so by a file. Signals arrive while it sleeps, and are
+# acted on when it is over. A step's batch is read during the step before.
 STALL = """
 import time
 from pathlib import Path
 
-def stall(seconds=120):
+def stall(seconds=2):
     Path("stalled").touch()
     time.sleep(seconds)
 """
@@ -33,11 +32,11 @@ GPT.embed = stalled_embed
 WINDOWS = {
     # (injected, last finished step)
     "step": (IN_STEP.replace("CALL", "13"), 6),  # two micro-batches a step: the first of step 7
-    "accumulation": (IN_STEP.replace("CALL", "14"), 6),
+    "accumulation": (IN_STEP.replace("CALL", "14"), 7),  # the last one of step 7
     "evaluation": (
         """
-import efftrain_cli.training.trainer as trainer
-evaluate, calls = trainer.evaluate, 0
+import efftrain_cli.training.loop as loop
+evaluate, calls = loop.evaluate, 0
 
 def stalled_evaluate(*args):
     global calls
@@ -46,7 +45,7 @@ def stalled_evaluate(*args):
         stall()
     return evaluate(*args)
 
-trainer.evaluate = stalled_evaluate
+loop.evaluate = stalled_evaluate
 """,
         10,
     ),
@@ -62,28 +61,28 @@ def stalled_batch(self, plan, *rest):
 
 Windows.batch = stalled_batch
 """,
-        7,
+        8,
     ),
     "checkpoint": (
         """
-import efftrain_cli.training.state as state
-fsync, calls = state.fsync, 0
+import efftrain_cli.training.checkpoint as checkpoint
+fsync, calls = checkpoint.fsync, 0
 
 def stalled_fsync(path):
     global calls
     calls += 1
     if "step-00000010" in str(path) and not Path("stalled").exists():
-        stall(2)
+        stall()
     return fsync(path)
 
-state.fsync = stalled_fsync
+checkpoint.fsync = stalled_fsync
 """,
         10,
     ),
     "sampling": (
         """
-import efftrain_cli.training.logger as logger
-generate_text, calls = logger.generate_text, 0
+import efftrain_cli.training.logbook as logbook
+generate_text, calls = logbook.generate_text, 0
 
 def stalled_text(*args):
     global calls
@@ -92,7 +91,7 @@ def stalled_text(*args):
         stall()
     return generate_text(*args)
 
-logger.generate_text = stalled_text
+logbook.generate_text = stalled_text
 """,
         10,
     ),
@@ -105,7 +104,7 @@ def stalled_step(self, lr, found_inf):
     global calls
     calls += 1
     if calls == 7:
-        stall(2)
+        stall()
     return step(self, lr, found_inf)
 
 AdamW.step = stalled_step
@@ -115,20 +114,18 @@ AdamW.step = stalled_step
     "a call into C that never looks at signals": (
         """
 import hashlib
-import efftrain_cli.foundation.signals as stop
 from efftrain_cli.data.windows import Windows
-stop.PATIENCE = 0.5
 batch = Windows.batch
 
 def stalled_batch(self, plan, *rest):
     if plan.step == 9:
         Path("stalled").touch()
-        hashlib.pbkdf2_hmac("sha512", b"", b"", 200_000_000)
+        hashlib.pbkdf2_hmac("sha512", b"", b"", 3_000_000)
     return batch(self, plan, *rest)
 
 Windows.batch = stalled_batch
 """,
-        7,
+        8,
     ),
 }
 

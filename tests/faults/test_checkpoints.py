@@ -14,32 +14,28 @@ import torch
 
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import sha256_of
-from efftrain_cli.foundation.step import Progress
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER, verify_checkpoint, write_manifest
 from efftrain_cli.training.build import build_state
-from efftrain_cli.training.checkpoints import (
-    accepted_differences,
-    load_checkpoint,
-    new_differences,
-    newest_checkpoint,
-)
-from efftrain_cli.training.state import read_checkpoint, write_checkpoint
+from efftrain_cli.training.checkpoint import load
+from efftrain_cli.training.resuming import accepted_differences, new_differences, stray_files
 from tests.damage import flips
-from tests.faults.conftest import RECIPE, seal, step_of, truncate
+from tests.faults.conftest import RECIPE, newest_checkpoint, seal, step_of, truncate
 from tests.tiny import CPU, changed, fresh
+from tests.trained_run import write_checkpoint
 
 
 def test_two_hundred_flipped_bits(run, capfd):
-    """F11: each is found before any tensor is used, and named; the checkpoint before takes over."""
+    """F11: each is found as the checkpoint is read, and named; the checkpoint before takes over."""
     path = checkpoints_of(run.path)[-1]
     files = sorted(path.iterdir())
+    state = fresh(RECIPE, 300)
     # As many of each file, so that the small files have their share; the manifest itself is one of
     # them.
     for file in files:
         for _ in flips(file, 200 // len(files)):
             with pytest.raises(CheckpointError, match=file.name):
-                read_checkpoint(path)
+                load(path, state, RECIPE)
         for _ in flips(file, 1):
             assert step_of(newest_checkpoint(run)) == 5
             assert file.name in capfd.readouterr().err
@@ -104,12 +100,13 @@ def test_folders_that_are_no_checkpoints(run, capfd):
     for name in ("step-abc", "step-", "notes", "step-15"):
         (run.path / "checkpoints" / name).mkdir()
     (run.path / "checkpoints" / "step-00000020").mkdir()  # named like one, and empty
+    stray = stray_files(run.path)
+    assert sorted(path.name for path in stray) == ["notes", "step-", "step-15", "step-abc"]
     assert step_of(newest_checkpoint(run)) == 10
     warnings = capfd.readouterr().err.splitlines()
     assert len(warnings) == 5
     for name in ("step-abc", "step- ", "notes", "step-15 ", "step-00000020/manifest.json"):
         assert sum(name in warning for warning in warnings) == 1, name
-    assert {event["event"] for event in run.events()} >= {"ignored", "fallback"}
 
 
 def test_no_valid_checkpoint_left(run):
@@ -123,33 +120,29 @@ def test_no_valid_checkpoint_left(run):
     assert "step-00000010/optimizer.safetensors" in str(raised.value)
 
 
-def test_a_checkpoint_that_does_not_fit_leaves_the_state_as_it_was(tmp_path):
-    """Also if it is of a later stage: its model is of another size."""
-    stages = (
-        """stages=[{model={n_layer=1}, switch={rule="steps", value=2}}, {operators=["depth"]}]"""
-    )
-    recipe = changed(RECIPE, stages)
-    later = build_state(changed(recipe, "model.n_embd=32"), 300, CPU, stage=1)
-    later.progress = Progress(step=3, stage=1)
-    write_checkpoint(tmp_path / "step-00000003", later, "")
-    state = fresh(recipe, 300)
-    parts = (state.model, state.optimizer, state.progress)
-    with pytest.raises(CheckpointError, match="does not fit the recipe"):
-        load_checkpoint(tmp_path / "step-00000003", state, recipe)
-    assert (state.model, state.optimizer, state.progress) == parts
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
+    wide = build_state(changed(RECIPE, "model.n_embd=32"), 300, CPU)
+    write_checkpoint(tmp_path / "step-00000003", wide)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor .* has shape"):
+        load(tmp_path / "step-00000003", fresh(RECIPE, 300), RECIPE)
+    deep = build_state(changed(RECIPE, "model.n_layer=3"), 300, CPU)
+    write_checkpoint(tmp_path / "step-00000004", deep)
+    with pytest.raises(CheckpointError, match=r"tensor h\.2\.\S+ is not part of"):
+        load(tmp_path / "step-00000004", fresh(RECIPE, 300), RECIPE)
 
 
 def test_an_accepted_difference_is_accepted_with_its_values(run):
     """The same key with another value has to be accepted again."""
     first, second = [["optim.lr", 0.003, 0.001]], [["optim.lr", 0.003, 0.002]]
     what = "the recipe has changed"
-    assert new_differences(run, first, accepted_differences(run), True, what) == first
-    assert accepted_differences(run) == [], "asking records nothing: the resume may yet be refused"
+    path = run.path
+    assert new_differences(path, first, True, what) == first
+    assert accepted_differences(path) == [], "asking records nothing: the resume may yet be refused"
     run.event("override", {"differences": first})
-    assert new_differences(run, first, accepted_differences(run), False, what) == []
+    assert new_differences(path, first, False, what) == []
     with pytest.raises(UsageError, match=r"optim\.lr: 0\.003 -> 0\.002"):
-        new_differences(run, second, accepted_differences(run), False, what)
-    assert new_differences(run, second, accepted_differences(run), True, what) == second
+        new_differences(path, second, False, what)
+    assert new_differences(path, second, True, what) == second
 
 
 def test_the_last_row_of_a_step_is_that_of_its_newest_segment(run):
@@ -210,7 +203,10 @@ def test_a_malicious_pickle_is_never_run(lab):
             (checkpoint / file).write_bytes(bomb)
             seal(checkpoint)
             with pytest.raises(CheckpointError):
-                read_checkpoint(checkpoint) if file != "recipe.toml" else _read_recipe(checkpoint)
+                if file == "recipe.toml":
+                    _read_recipe(checkpoint)
+                else:
+                    load(checkpoint, fresh(RECIPE, 300), RECIPE)
     shutil.rmtree(lab.run("r"))
     shutil.copytree(lab.folder / "sound", lab.run("r"))
     (lab.run("r") / "tokenizer.json").write_bytes(bombs[0])
@@ -234,7 +230,7 @@ def test_a_malicious_pickle_is_never_run(lab):
 
 
 def _read_recipe(checkpoint: Path) -> None:
-    from efftrain_cli.training.checkpoints import read_recipe
+    from efftrain_cli.training.checkpoint import read_recipe
 
     read_recipe(checkpoint)
 

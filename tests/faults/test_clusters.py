@@ -29,6 +29,8 @@ for rank in range(count):
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(rank),
         "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
     }
     tasks.append(subprocess.Popen(sys.argv[1:], env={**os.environ, **step}))
 if os.environ["SLURM_RESTART_COUNT"] == "0":  # --signal=TERM@180: to every task of the step

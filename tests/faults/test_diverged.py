@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from efftrain_cli.training.divergence import _describe_cause
+from efftrain_cli.training.divergence import describe_cause
 
 # What makes step 8 go wrong, every time that step is computed.
 NAN_IN_LOSS = """
@@ -30,21 +30,21 @@ Windows.batch, GPT.head_loss_sum = noting, bad
 NAN_IN_ONE_GRADIENT = """
 import torch
 from efftrain_cli.data.windows import Windows
-import efftrain_cli.training.gradient as build
-batch, now, make = Windows.batch, {}, build.build_objective
+import efftrain_cli.training.objective as build
+batch, now, make = Windows.batch, {}, build.build_compute
 
 def noting(self, plan, *rest):
     now["step"] = plan.step
     return batch(self, plan, *rest)
 
-def making(recipe, model, *rest):
+def making(recipe, state):
     def spoil(grad):
         return grad * VALUE if now.get("step") == 8 else grad
 
-    model.h[1].mlp.c_fc.weight.register_hook(spoil)
-    return make(recipe, model, *rest)
+    state.model.h[1].mlp.c_fc.weight.register_hook(spoil)
+    return make(recipe, state)
 
-Windows.batch, build.build_objective = noting, making
+Windows.batch, build.build_compute = noting, making
 """
 
 
@@ -83,13 +83,16 @@ def test_a_step_that_is_not_finite(lab, inject, value):
 
 def test_a_state_that_could_not_be_saved_is_not_called_saved(lab):
     full = """
-import efftrain_cli.training.divergence as divergence
+import efftrain_cli.training.checkpoint as checkpoint
 from efftrain_cli.foundation.errors import DiskError
+save = checkpoint.save
 
-def save(*args):
-    raise DiskError("the disk is full")
+def full(run, state, recipe):
+    if state.progress.step == 7:
+        raise DiskError("the disk is full")
+    return save(run, state, recipe)
 
-divergence.save = save
+checkpoint.save = full
 """
     inject = NAN_IN_LOSS.replace("VALUE", 'float("nan")') + full
     errors = lab.train(inject=inject, code=4).errors
@@ -113,7 +116,7 @@ divergence.save = save
     ],
 )
 def test_the_cause_of_a_divergence(loss, bad, cause):
-    assert _describe_cause(loss, bad) == cause
+    assert describe_cause(loss, bad) == cause
 
 
 LITTLE_MEMORY = """

@@ -19,8 +19,8 @@ from tests.launch import Laboratory, Process
 
 REFUSE_SAVES = """
 import errno, os
-import efftrain_cli.training.state as state
-write_tensors, refused = state.write_tensors, 0
+import efftrain_cli.training.checkpoint as checkpoint
+write_tensors, refused = checkpoint.write_tensors, 0
 
 def refusing(path, tensors):
     global refused
@@ -29,7 +29,7 @@ def refusing(path, tensors):
         raise OSError(errno.KIND, os.strerror(errno.KIND), str(path))
     return write_tensors(path, tensors)
 
-state.write_tensors = refusing
+checkpoint.write_tensors = refusing
 """
 
 

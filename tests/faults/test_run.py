@@ -183,8 +183,8 @@ def test_seconds_add_up_to_the_wall(lab):
 import time
 from pathlib import Path
 import efftrain_cli.foundation.files as files
-import efftrain_cli.training.trainer as trainer
-evaluate, fsync, clock = trainer.evaluate, files.fsync, time.time
+import efftrain_cli.training.loop as loop
+evaluate, fsync, clock = loop.evaluate, files.fsync, time.time
 started = clock()
 
 def slow_evaluate(*args):
@@ -196,7 +196,7 @@ def slow_fsync(path):
         time.sleep(0.14)
     return fsync(path)
 
-trainer.evaluate, files.fsync = slow_evaluate, slow_fsync
+loop.evaluate, files.fsync = slow_evaluate, slow_fsync
 time.time = lambda: clock() + (86_400 if clock() - started > 1 else 0)
 """
     lab.train(inject=inject)
@@ -227,7 +227,7 @@ def process_text(lab: Laboratory) -> str:
 def test_saves_that_block_training_are_said_once(lab):
     """F54."""
     inject = (
-        "import efftrain_cli.training.logger as logger\nsave = logger.save\nlogger.save = lambda"
+        "import efftrain_cli.training.checkpoint as c\nsave = c.save\nc.save = lambda"
         " *args: save(*args) + 1000"
     )
     slow = lab.train("slow", "--steps", "10", inject=inject)

@@ -17,13 +17,22 @@ from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.recipe.sections import Checkpoint
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
-from efftrain_cli.training import state
+from efftrain_cli.training import checkpoint
 from efftrain_cli.training.build import build_state
-from efftrain_cli.training.checkpoints import check_disk, newest_checkpoint, save
-from efftrain_cli.training.state import read_checkpoint, write_checkpoint
-from tests.faults.conftest import RECIPE, deaths, die_at, save_step, step_of, truncate
+from efftrain_cli.training.checkpoint import save
+from efftrain_cli.training.resuming import check_disk
+from tests.faults.conftest import (
+    RECIPE,
+    deaths,
+    die_at,
+    newest_checkpoint,
+    save_step,
+    step_of,
+    truncate,
+)
 from tests.resume_law import run as train_made
 from tests.tiny import CPU, VOCAB_SIZE, changed, fresh
+from tests.trained_run import write_checkpoint
 
 
 @pytest.mark.slow
@@ -38,7 +47,7 @@ def test_a_kill_at_every_point_of_a_save(tmp_path):
                 save_step(run, step)
         with Run.open("r") as run:
             newest_checkpoint(run)
-            die_at(number, (state, "write_tensors"), (Path, "write_text"))
+            die_at(number, (checkpoint, "write_tensors"), (Path, "write_text"))
             save_step(run, 15)
 
     survivors = []
@@ -47,7 +56,7 @@ def test_a_kill_at_every_point_of_a_save(tmp_path):
             newest = newest_checkpoint(run)
             assert not run.corrupt
             survivors.append(step_of(newest))
-            read_checkpoint(newest)
+            verify_checkpoint(newest)
             assert not [
                 path for path in (run.path / "checkpoints").iterdir() if ".tmp" in path.name
             ]
@@ -165,7 +174,7 @@ def test_a_failed_save_leaves_nothing(run, monkeypatch):
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("efftrain_cli.training.state.fsync", full)
+    monkeypatch.setattr("efftrain_cli.training.checkpoint.fsync", full)
     with pytest.raises(DiskError, match=r"[0-9,]+ bytes needed, [0-9,]+ bytes free") as raised:
         save_step(run, 15)
     assert raised.value.exit_code == 6

@@ -25,7 +25,7 @@ import efftrain_cli.training.session as session
 build_state = session.build_state
 
 def stalled_build(*args):
-    stall()
+    stall(120)
     return build_state(*args)
 
 session.build_state = stalled_build
@@ -114,7 +114,7 @@ def test_sigterm_while_data_is_prepared(lab):
     )  # text that no cache knows
     inject = """
 import efftrain_cli.data.building as building
-building.train_tokenizer = lambda size, sample: stall()
+building.train_tokenizer = lambda size, sample: stall(120)
 """
     recipe = lab.recipe()
     process = stalled(lab, recipe, inject)
@@ -127,7 +127,7 @@ building.train_tokenizer = lambda size, sample: stall()
 
 def test_ctrl_c_twice(lab):
     """F20: at once, even in the middle of writing a checkpoint; what stands is valid."""
-    process = stalled(lab, lab.recipe(), WINDOWS["checkpoint"][0].replace("stall(2)", "stall(60)"))
+    process = stalled(lab, lab.recipe(), WINDOWS["checkpoint"][0].replace("stall()", "stall(60)"))
     process.kill(signal.SIGINT)
     time.sleep(0.2)  # nothing can be awaited: the first one must not end it
     assert not process.ended()
@@ -155,7 +155,7 @@ def test_ctrl_c_twice_gives_the_terminal_its_cursor_back(lab):
         cwd=lab.folder,
         out=Path(os.ttyname(inner)),
         err=lab.folder / "err",
-        inject=STALL + inject.replace("stall(2)", "stall(60)"),
+        inject=STALL + inject.replace("stall()", "stall(60)"),
         TERM="xterm",
     )
     process.wait_for((lab.folder / "stalled").exists)

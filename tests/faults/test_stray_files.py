@@ -13,7 +13,8 @@ from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.small_files import read_run
-from efftrain_cli.training.checkpoints import newest_checkpoint
+from efftrain_cli.training.resuming import stray_files
+from efftrain_cli.training.trained_model import find_checkpoint
 from tests.conftest import invoke
 from tests.fake_runs import write_run
 from tests.faults.conftest import call
@@ -36,7 +37,8 @@ def test_stray_files_and_links_among_checkpoints_are_left_alone(random_run, capf
     for machine in (os.uname().nodename, "another"):  # what killed saves leave
         (folder / f".step-00000012.efftrain-{killed.pid}@{machine}.tmp").mkdir()
     with Run.open("r") as owned:
-        assert newest_checkpoint(owned) == folder / "step-00000010"
+        assert stray_files(owned.path)
+        assert find_checkpoint(owned.path, None) == folder / "step-00000010"
         owned.purge_checkpoints(1)
     warnings = capfd.readouterr().err
     for name in ("notes.txt", "step-00000099", "step-00000050", "step-00000051"):

@@ -5,41 +5,35 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from efftrain_cli.foundation.errors import DivergedError
-from efftrain_cli.foundation.step import Progress
-from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.plan.plan import plan_step
+from efftrain_cli.foundation.errors import UnsoundError
 from efftrain_cli.run.directory import checkpoints_of
-from efftrain_cli.training.devices import Devices
-from efftrain_cli.training.divergence import raise_diverged
-from efftrain_cli.training.state import TrainState, nonfinite_tensors
-from tests.faults.conftest import RECIPE, seal, step_of
+from efftrain_cli.training import dist
+from efftrain_cli.training.checkpoint import nonfinite_tensors
+from tests.faults.conftest import save_step, seal, step_of
 from tests.launch import Process
-from tests.tiny import fresh
 
 # Once, after the update of step 8: the steps before it are sound, step 9 computes with what is
 # broken.
 BREAK = """
 from pathlib import Path
 import torch
-import efftrain_cli.training.trainer as trainer
-update, calls = trainer.update, 0
+import efftrain_cli.training.loop as loop
+update, calls = loop.update, 0
 
-def breaking(state, **values):
+def breaking(state, *values):
     global calls
-    result = update(state, **values)
+    result = update(state, *values)
     calls += 1
     if calls == 8:
         with torch.no_grad():
             BROKEN
     return result
 
-trainer.update = breaking
+loop.update = breaking
 """
 WEIGHT = 'state.model.h[1].mlp.c_fc.weight[3, 5] = float("VALUE")'
 MOMENT = (
@@ -102,15 +96,15 @@ def test_a_save_that_is_due_finds_what_no_loss_has_shown_yet(lab):
 def test_a_validation_loss_that_is_not_finite(lab):
     """All weights are finite; the evaluation of step 10 is not."""
     inject = """
-import efftrain_cli.training.trainer as trainer
-evaluate, calls = trainer.evaluate, 0
+import efftrain_cli.training.loop as loop
+evaluate, calls = loop.evaluate, 0
 
 def broken(*args):
     global calls
     calls += 1
     return evaluate(*args) * (float("nan") if calls == 3 else 1.0)  # steps 0, 5, 10
 
-trainer.evaluate = broken
+loop.evaluate = broken
 """
     process = lab.train(recipe=lab.recipe(keep="1"), inject=inject, code=4)
     errors = process.errors
@@ -122,15 +116,15 @@ trainer.evaluate = broken
 def test_a_run_whose_last_validation_loss_is_not_finite_diverged(lab):
     """F103."""
     inject = """
-import efftrain_cli.training.trainer as trainer
-evaluate, calls = trainer.evaluate, 0
+import efftrain_cli.training.loop as loop
+evaluate, calls = loop.evaluate, 0
 
 def broken(*args):
     global calls
     calls += 1
     return evaluate(*args) * (float("nan") if calls == 5 else 1.0)  # steps 0, 5, 10, 15, 20
 
-trainer.evaluate = broken
+loop.evaluate = broken
 """
     lab.train(inject=inject, code=4)
     (run,) = json.loads(lab.call("runs", "list", "--format", "json").output)
@@ -161,27 +155,11 @@ def test_an_old_checkpoint_with_nan_in_it_is_passed_over(lab):
     assert "step-00000010.corrupt" in lab.checkpoints("r")
 
 
-class WithAnotherShard(Devices):
-    """Rank 0 of several, of which another has a shard with a NaN."""
-
-    computes_alone = False
-
-    def full_state_dict(self, state: TrainState) -> tuple[Tensors, Tensors]:
-        model, optimizer = super().full_state_dict(state)
-        broken = torch.full_like(model["wpe.weight"], torch.nan)
-        return {**model, "wpe.weight": broken}, optimizer
-
-
-def test_a_shard_of_another_rank_that_is_not_finite_is_not_saved(run):
-    state = fresh(RECIPE, 300)
-    session = SimpleNamespace(recipe=RECIPE)
-    record = SimpleNamespace(plan=plan_step(RECIPE, Progress(step=12)))
-    message = (
-        "^after step 12: NaN or infinity in wpe.weight. This state was not saved; the last sound"
-        " checkpoint is step-00000010"
-    )
-    with pytest.raises(DivergedError, match=message):
-        raise_diverged(run, state, session, WithAnotherShard(), record, Progress(step=12))
+def test_what_another_rank_holds_is_not_saved_if_it_is_not_finite(run, monkeypatch):
+    """This rank's tensors are finite; the ranks agree that another's are not."""
+    monkeypatch.setattr(dist, "agree", lambda *flags: [True for _ in flags])
+    with pytest.raises(UnsoundError, match="after step 12: NaN or infinity"):
+        save_step(run, 12)
     assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 10]
 
 

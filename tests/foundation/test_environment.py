@@ -27,8 +27,6 @@ UNUSABLE = [
     {"SLURM_STEP_NUM_TASKS": "many"},
     {"EFFTRAIN_JOBS": "x"},
     {"EFFTRAIN_JOBS": "-3"},
-    {"EFFTRAIN_HANG_SECONDS": "soon"},
-    {"EFFTRAIN_HANG_SECONDS": "0"},
     {"SOURCE_DATE_EPOCH": "x"},
     {"SOURCE_DATE_EPOCH": "-1"},
     {"EFFTRAIN_CACHE": "~nosuchuser/cache"},

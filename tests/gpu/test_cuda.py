@@ -25,12 +25,13 @@ from efftrain_cli.model.cross_entropy import summed_cross_entropy
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training.build import build_model, build_optimizer
+from efftrain_cli.training.build import build_state
 from efftrain_cli.training.compiling import compiled_graphs
-from efftrain_cli.training.gradient import build_forward_backward
+from efftrain_cli.training.gradient import Gradient
+from efftrain_cli.training.loop import train, update
+from efftrain_cli.training.record import read_records
 from efftrain_cli.training.session import choose_device
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.trainer import read_records, train, update
 from tests.tiny import changed
 
 pytestmark = [
@@ -75,14 +76,10 @@ def small(*settings: str) -> Recipe:
 def fresh(
     recipe: Recipe, device: torch.device = CUDA, residual: torch.dtype | None = None
 ) -> TrainState:
-    model = build_model(recipe, VOCAB, device)
+    state = build_state(recipe, VOCAB, device)
     if residual is not None:
-        model.residual_dtype = residual
-    return TrainState(
-        model=model,
-        optimizer=build_optimizer(recipe, model),
-        nonfinite=torch.zeros((), device=device),
-    )
+        state.model.residual_dtype = residual
+    return state
 
 
 def batch_of(recipe: Recipe, device: torch.device = CUDA) -> Batch:
@@ -102,7 +99,7 @@ def gradient_of(
     plan = full_plan(recipe, recipe.train.batch_size, length, recipe.model.n_layer, 2)
     batch = batch_of(recipe)
     batch = Batch(batch.tokens[:, :length], batch.targets[:, :length])
-    result = build_forward_backward(recipe, state.model, CUDA)(batch, plan)
+    result = Gradient(recipe, state)(batch, plan)
     return float(result.scalars["loss"]), {
         name: p.grad for name, p in state.model.named_parameters()
     }
@@ -133,7 +130,7 @@ def test_compiled_is_eager_for_every_parameter_and_shape(dtype, loss_limit, seq_
 
 def test_compiled_blocks_are_the_compiled_whole(monkeypatch):
     whole, wanted = gradient_of(small("train.compile=on", "train.dtype=fp32"))
-    monkeypatch.setattr("efftrain_cli.training.gradient.compiles_blocks", lambda *_: True)
+    monkeypatch.setattr("efftrain_cli.training.objective.compiles_blocks", lambda *_: True)
     before = compiled_graphs()
     blocks, gradients = gradient_of(small("train.compile=on", "train.dtype=fp32"))
     assert compiled_graphs() - before == 2, "a block and the head"
@@ -215,24 +212,27 @@ def test_adamw_is_pytorchs_after_five_steps():
         fused=False,
         foreach=False,
     )
+    plan = full_plan(recipe, 16, 256, 4)._replace(lr=1e-3)
     generator = torch.Generator(device=CUDA).manual_seed(7)
     for _ in range(5):
         for name, parameter in state.model.named_parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator, device=CUDA)
             copies[name].grad = parameter.grad.clone()
-        update(state, 1e-3, 0.0, torch.ones((), device=CUDA))
+        update(state, recipe, plan, torch.ones((), device=CUDA))
         reference.step()
     torch.testing.assert_close(dict(state.model.named_parameters()), copies, rtol=1e-5, atol=1e-7)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_then_or_later():
-    state = fresh(small("train.compile=off"))
+    recipe = small("train.compile=off")
+    state = fresh(recipe)
+    plan = full_plan(recipe, 16, 256, 4)._replace(lr=1e-3)
     tensors = [*state.model.parameters(), *state.optimizer.tensors().values()]
 
     def step(value: float) -> None:
         for parameter in state.model.parameters():
             parameter.grad = torch.full_like(parameter, value)
-        update(state, 1e-3, 1.0, torch.ones((), device=CUDA))
+        update(state, recipe, plan, torch.ones((), device=CUDA))
 
     step(0.1)
     before = [x.detach().clone() for x in tensors]
@@ -256,10 +256,10 @@ def test_each_kind_of_shape_keeps_its_own_kernel_after_a_probe(monkeypatch):
     compiled one by one."""
     from torch.profiler import ProfilerActivity, profile
 
-    monkeypatch.setattr("efftrain_cli.training.gradient.compiles_blocks", lambda *_: True)
+    monkeypatch.setattr("efftrain_cli.training.objective.compiles_blocks", lambda *_: True)
     recipe = changed(small("train.compile=on"), "seq_len_warmup={start = 8, steps = 32}")
     state = fresh(recipe)
-    forward_backward = build_forward_backward(recipe, state.model, CUDA)
+    forward_backward = Gradient(recipe, state)
 
     def kernels(length: int) -> str:
         sequences = recipe.train.batch_size

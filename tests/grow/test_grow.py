@@ -29,12 +29,12 @@ from efftrain_cli.run.metrics import latest_rows, read_metrics
 from efftrain_cli.run.reading import load_run
 from efftrain_cli.run.stability import COLUMNS, measure
 from efftrain_cli.run_list import read_runs
+from efftrain_cli.training import checkpoint as checkpoint_module
 from efftrain_cli.training import memory
-from efftrain_cli.training import state as state_module
-from efftrain_cli.training.state import read_checkpoint
 from tests.conftest import cli
 from tests.damage import flip
 from tests.fake_runs import write_rows, write_run
+from tests.trained_run import read_checkpoint
 
 CPU = torch.device("cpu")
 RECIPE = """
@@ -198,7 +198,7 @@ def test_a_grown_run_can_be_grown_again(home):
         grow_run("once", ["depth"], "other", CPU, overrides=["staged_growth.depth=identity"])
 
 
-@pytest.mark.parametrize("where", ["write_checkpoint", "dump_recipe"])
+@pytest.mark.parametrize("where", ["write", "dump_recipe"])
 def test_interrupted_growth_writes_nothing(home, monkeypatch, where):
     source = home / "runs" / "small"
     before, runs = digest(source), set((home / "runs").iterdir())
@@ -206,7 +206,7 @@ def test_interrupted_growth_writes_nothing(home, monkeypatch, where):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    module = grow_module if where == "dump_recipe" else state_module
+    module = grow_module if where == "dump_recipe" else checkpoint_module
     monkeypatch.setattr(module, where, interrupt)
     with pytest.raises(KeyboardInterrupt):
         grow_run("small", ["width"], "never", CPU, overrides=MORE)

@@ -153,7 +153,7 @@ FLOORS = [
     ["recipe"],
     ["plan"],
     ["data", "run"],
-    ["training", "core", "zeroshot"],
+    ["training", "zeroshot"],
     ["compare"],
     ["trials"],
 ]

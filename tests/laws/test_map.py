@@ -31,7 +31,8 @@ TRAINED = """
 import torch
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.columns import series_of
-from efftrain_cli.training.trainer import read_records, train
+from efftrain_cli.training.loop import train
+from efftrain_cli.training.record import read_records
 from tests.resume_law import RandomTokens
 from tests.tiny import FOUR_BLOCKS, fresh
 recipe = load_recipe("small", [*FOUR_BLOCKS, *OVERRIDES])
@@ -137,9 +138,9 @@ ADDITIONS = {
                 '    Column("loss_squared", "internals", title="Square of the loss"),',
             ),
             Edit(
-                "training/gradient.py",
-                '        columns = {"loss": losses["ce"]}\n',
-                '        columns = {"loss": losses["ce"], "loss_squared": losses["ce"] ** 2}\n',
+                "training/objective.py",
+                '        columns = {"loss": losses["loss"]}\n',
+                '        columns = {"loss": losses["loss"], "loss_squared": losses["loss"] ** 2}\n',
             ),
         ],
         "OVERRIDES = []" + TRAINED + "from efftrain_cli.run.reading import DRAWN\n"

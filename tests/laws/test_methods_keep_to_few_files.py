@@ -15,7 +15,8 @@ MOST = {
     "seq_len_warmup": 9,
     "batch_size_warmup": 4,  # tune-warmup's grid
     "progressive_layer_drop": 4,
-    "simigrad": 5,  # its progress and its measurement are values of a step
+    # its progress and its measurement are values of a step; the shape that is compiled
+    "simigrad": 6,
     "chunked_accumulation": 7,  # `efftrain accumulation`, and models that are read without it
     "ouroboros": 15,  # training on a ring of devices, which `bench` compares with others
     "standardization_loss": 9,  # what a model is shaped like, and a term that `compare` draws

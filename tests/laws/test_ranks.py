@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.launch import run_ranks
-from tests.laws.ranks_run import BESIDE, CASES, SHARDED
+from tests.laws.ranks_run import CASES, SHARDED
 
 pytestmark = pytest.mark.slow
 WORLDS = (1, 2, 4)  # with two, a + b = b + a would hide mistakes of order
@@ -59,8 +59,8 @@ def test_the_first_evaluation_has_the_bits_of_one_process(found):
 def test_stopping_and_continuing_moves_no_bit(found, case, world_size):
     whole = found[world_size][case]
     resumed = found[world_size][f"{case}, resumed"]
-    assert resumed["rows"] == whole["rows"]
-    assert resumed["digests"][1:] == whole["digests"] != resumed["digests"][:1]
+    assert resumed["rows"] == whole["rows"] and len(whole["rows"]) == 8
+    assert resumed["digests"] == whole["digests"]
 
 
 def test_simigrad_measures_the_whole_batch(found):
@@ -74,20 +74,14 @@ def test_simigrad_measures_the_whole_batch(found):
         assert column(rows, "batch_size") == column(alone, "batch_size")
 
 
-@pytest.mark.parametrize("case", BESIDE)
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_a_sum_beside_the_backward_pass_moves_no_bit(found, case, world_size):
-    result = found[world_size][f"{case}, beside"]
-    assert result["after"] == result["beside"] and len(result["after"]["rows"]) == 5
-    sent = 3 if world_size > 1 else 0
-    assert result["early"] >= sent, "buckets are sent before the pass has ended"
-
-
 @pytest.mark.parametrize("case", SHARDED)
 @pytest.mark.parametrize("world_size", WORLDS[1:])
 def test_shares_of_the_state_give_what_whole_copies_give(found, case, world_size):
     copies, shards = (found[world_size][f"{case}, {strategy}"]["rows"] for strategy in STRATEGIES)
     assert len(shards) == 8 and any(row["grad_norm"] > 0.5 for row in copies), "clipping counts"
+    held = found[world_size][f"{case}, shard"]["held"]
+    whole = found[world_size][f"{case}, replicate"]["held"]
+    assert sum(held) == whole[0] and max(held) < 1.2 * whole[0] / world_size
     assert copies[0]["accumulation_steps"] % world_size == 0
     for a, b in zip(shards, copies, strict=True):
         assert a.keys() == b.keys()

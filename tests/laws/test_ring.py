@@ -1,4 +1,4 @@
-"""Ouroboros's ring computes what one device computes, bit for bit; several rings share a batch."""
+"""Ouroboros's ring computes what one device computes; it has a device less than modules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from tests.launch import run_ranks, start_efftrain, wait_until, write_recipe
 from tests.laws.ranks_run import RINGS
 
 pytestmark = pytest.mark.slow
-WORLDS = (2, 3)
-NOT_GATHERED = ("adam_sqrt_v_l1", "adam_sqrt_v_max")
-"""Columns that no rank of a ring has: each holds the moments of its modules only."""
+WORLDS = (1, 2, 4)
+CASES = [(modules, name) for modules in RINGS for name in RINGS[modules]]
 
 
 @pytest.fixture(scope="module")
@@ -31,40 +29,50 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]
         out = folder / f"{world_size}.json"
         run_ranks("tests/laws/ranks_run.py", world_size, "rings", str(out))
         results[world_size] = json.loads(out.read_text())
-        for case in results[world_size].values():
-            for row, name in product([*case["ring"]["rows"], *case["one"]["rows"]], NOT_GATHERED):
-                del row[name]
     return results
 
 
-@pytest.mark.parametrize("modules, name", [(k, name) for k in (3, 4) for name in RINGS[k]])
-def test_the_ring_has_the_bits_of_one_device(found, modules, name):
-    """Losses, norms, validation losses, weights, moments, and what a checkpoint holds in flight."""
-    both = found[modules - 1][f"K = {modules}, 1 x, {name}"]
-    assert len(both["ring"]["rows"]) == 12
-    assert both["ring"] == both["one"]
-
-
-@pytest.mark.parametrize("name", RINGS[2])
-@pytest.mark.parametrize("rings", [2, 3])
-def test_rings_share_a_batch(found, rings, name):
-    """K = 2: each ring is one rank. Sums over rings are taken in another order than one
-    device's."""
-    both = found[rings][f"K = 2, {rings} x, {name}"]
-    for have, want in zip(both["ring"]["rows"], both["one"]["rows"], strict=True):
+@pytest.mark.parametrize("modules, name", CASES)
+def test_the_ring_computes_what_one_device_does(found, modules, name):
+    """Weights, moments and what a checkpoint holds in flight, bit for bit if no norm over all
+    modules is clipped."""
+    case = f"K = {modules}, {name}"
+    ring, one = (found[ranks][case] for ranks in (modules - 1, 1))
+    assert len(ring["rows"]) == 12
+    if "optim.grad_clip=0" in RINGS[modules][name]:
+        assert ring["digests"] == one["digests"]
+    # Muon orthogonalizes in bf16, which makes more of a last bit.
+    rel = 1e-5
+    if "muon" in name:
+        rel = 5e-3
+    for have, want in zip(ring["rows"], one["rows"], strict=True):
         assert have.keys() == want.keys()
-        if rings == 3:  # they cut a step into other micro-batches, of which the last is another
-            assert have.pop("accumulation_steps") != want.pop("accumulation_steps")
-        for name, value in want.items():
-            if value is None:
-                assert have[name] is None, name
-            else:
-                assert have[name] == pytest.approx(value, rel=2e-4), name
+        for column, value in want.items():
+            assert have[column] == (value if value is None else pytest.approx(value, rel=rel)), (
+                column
+            )
+
+
+@pytest.mark.parametrize("modules, name", CASES)
+def test_stopping_and_continuing_moves_no_bit(found, modules, name):
+    for ranks in (1, modules - 1):
+        whole = found[ranks][f"K = {modules}, {name}"]
+        resumed = found[ranks][f"K = {modules}, {name}, resumed"]
+        assert resumed["rows"] == whole["rows"]
+        assert resumed["digests"] == whole["digests"]
+
+
+@pytest.mark.parametrize("modules", RINGS)
+def test_each_rank_holds_its_modules_only(found, modules):
+    """Rank 0 has the first and the last; they share the tied matrix."""
+    ring, one = (found[ranks][f"K = {modules}, plain"] for ranks in (modules - 1, 1))
+    assert sum(ring["held"]) == one["held"][0]
+    assert max(ring["held"]) < 0.65 * one["held"][0]
 
 
 def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(tmp_path):
     """As a user does it: two processes, one of which is killed; continued by two, then by one."""
-    long = ("train.tokens=1_000_000", "data.repeat=true", "eval.every=4")
+    long = ("train.tokens=1_000_000", "data.repeat=true", "eval.every=4", "optim.grad_clip=0")
     write_recipe(tmp_path, *long, "ouroboros.modules=3")
     environment = {"EFFTRAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
 

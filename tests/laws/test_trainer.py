@@ -15,13 +15,11 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.build import build_model
-from efftrain_cli.training.gradient import build_forward_backward
-from efftrain_cli.training.state import (
-    TrainState,
-    model_tensors,
-)
-from efftrain_cli.training.trainer import evaluate, read_records, train
+from efftrain_cli.training.evaluation import evaluate
+from efftrain_cli.training.gradient import Gradient
+from efftrain_cli.training.loop import train
+from efftrain_cli.training.record import read_records
+from efftrain_cli.training.state import TrainState
 from tests.tiny import assert_equal, changed, fresh, tensors_of, tiny_recipe, windows_of
 
 VOCAB = 60
@@ -98,11 +96,11 @@ def test_loss_and_gradient_do_not_depend_on_the_micro_batches(windows, warmup):
     plan = plan_step(recipe, Progress())
     gradients = []
     for cuts in (1, 3, 8):
-        model = build_model(recipe, VOCAB, CPU).double()
-        gradient = build_forward_backward(recipe, model, CPU)(
-            windows.batch(plan), plan._replace(accumulation_steps=cuts)
-        )
-        gradients.append((gradient.scalars["loss"], [p.grad for p in model.parameters()]))
+        state = fresh(recipe, VOCAB)
+        state.model.double()
+        cut = plan._replace(accumulation_steps=cuts)
+        result = Gradient(recipe, state)(windows.batch(plan), cut)
+        gradients.append((result.scalars["loss"], [p.grad for p in state.model.parameters()]))
     for loss, grads in gradients[1:]:
         torch.testing.assert_close(loss, gradients[0][0], rtol=1e-6, atol=0)
         for have, want in zip(grads, gradients[0][1], strict=True):
@@ -140,14 +138,17 @@ def test_evaluation_and_drawing_numbers_between_steps_change_nothing(windows):
     for _ in train(disturbed, RECIPE, windows, val, until=6):
         torch.rand(3)
         np.random.rand(2)
-        evaluate(disturbed.model, val, 64, "fp32")
+        evaluate(disturbed, RECIPE, val)
     assert_equal(tensors_of(disturbed), tensors_of(plain))
 
 
 def test_validation_loss_does_not_depend_on_its_micro_batches(windows):
     state = fresh(RECIPE, VOCAB)
     val = windows.validation(8)
-    losses = [evaluate(state.model, val, size, "fp32").item() for size in (1, 64, 100_000)]
+    losses = []
+    for size in (1, 64, 100_000):
+        recipe = changed(RECIPE, f"train.micro_batch_tokens={size}")
+        losses.append(evaluate(state, recipe, val).item())
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
 
@@ -162,14 +163,12 @@ def test_padding_never_reaches_loss_or_gradient(windows):
 def test_weight_decay_spares_vectors_and_positions():
     """With gradients of 0 a step is the decay alone: by lr * weight_decay of what is decayed."""
     state = fresh(RECIPE, VOCAB)
-    before = {name: tensor.clone() for name, tensor in model_tensors(state).items()}
+    before = {name: tensor.clone() for name, tensor in state.weights().items()}
     for parameter in state.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     state.optimizer.step(0.1, found_inf=torch.zeros(()))
     decayed = {
-        name
-        for name, tensor in model_tensors(state).items()
-        if not torch.equal(tensor, before[name])
+        name for name, tensor in state.weights().items() if not torch.equal(tensor, before[name])
     }
     matrices = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     assert decayed == {"wte.weight", *(f"h.{i}.{m}.weight" for i in range(2) for m in matrices)}
@@ -177,7 +176,7 @@ def test_weight_decay_spares_vectors_and_positions():
 
 def test_initialization_is_gpt2s():
     sizes = ("model.n_layer=8", "model.n_head=4", "model.n_embd=128", "model.seq_len=64")
-    model = build_model(changed(RECIPE, *sizes), 1000, CPU)
+    model = fresh(changed(RECIPE, *sizes), 1000).model
     parameters = dict(model.named_parameters())
     assert parameters["wte.weight"][:1000].std().item() == pytest.approx(0.02, rel=0.02)
     assert parameters["h.3.attn.c_attn.weight"].std().item() == pytest.approx(0.02, rel=0.02)
@@ -205,7 +204,7 @@ def test_a_residual_stream_in_bf16_changes_little(windows):
     batch = windows.batch(plan)
     losses = []
     for dtype in (torch.float32, torch.bfloat16):
-        model = build_model(RECIPE, VOCAB, CPU)
+        model = fresh(RECIPE, VOCAB).model
         assert model.residual_dtype == torch.float32
         model.residual_dtype = dtype
         with torch.autocast("cpu", dtype=torch.bfloat16):

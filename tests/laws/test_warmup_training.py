@@ -13,7 +13,7 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.plan import after_step, assumed_result, plan_run, plan_step
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.training.trainer import train
+from efftrain_cli.training.loop import train
 from tests.resume_law import RandomTokens, run
 from tests.tiny import changed, fresh, tiny_recipe, windows_of
 

@@ -14,7 +14,7 @@ from efftrain_cli.methods.staged_growth import Operator, StagedGrowth
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.model.parameter_kinds import parameter_kind
 from efftrain_cli.optim.adamw import AdamW
-from tests.tiny import config_of
+from tests.tiny import config_of, init_weights
 
 CONFIG = config_of()
 
@@ -23,7 +23,7 @@ def small_model(dtype: torch.dtype = torch.float64, config: GPTConfig = CONFIG) 
     """A GPT in which no parameter is 0 or 1, so that no operator can hide behind a trivial layer
     norm or bias."""
     model = GPT(config).to(dtype)
-    model.init_weights(3)
+    init_weights(model, 3)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in model.parameters():

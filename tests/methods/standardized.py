@@ -45,7 +45,7 @@ def same(have: dict[str, Tensor], model: GPT, want: dict[str, Tensor], other: GP
     """Losses, and the gradients of their sum, are equal to rounding."""
     for losses, of in ((have, model), (want, other)):
         of.zero_grad()
-        (losses["ce"] + losses["standardization_loss"].sum()).backward()
+        (losses["loss"] + losses["standardization_loss"].sum()).backward()
     assert have.keys() == want.keys()
     for name in want:
         torch.testing.assert_close(have[name], want[name], rtol=1e-5, atol=1e-5)

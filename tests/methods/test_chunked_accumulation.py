@@ -13,8 +13,7 @@ from efftrain_cli.model.accumulator import Accumulator
 from efftrain_cli.model.linear import NarrowLinear
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
-from efftrain_cli.training.build import build_model
-from tests.tiny import changed, tiny_recipe
+from tests.tiny import changed, fresh, tiny_recipe
 
 SMALL = tiny_recipe(
     "model.n_layer=3",
@@ -42,16 +41,12 @@ FP8 = ChunkedAccumulation(
 
 
 def test_inner_layers_leave_the_first_and_the_last_block_alone():
-    model = build_model(
-        small(layers="inner"),
-        64,
-        torch.device("cpu"),
-    )
+    model = fresh(small(layers="inner")).model
     narrow = {name for name, layer in model.named_modules() if isinstance(layer, NarrowLinear)}
     assert narrow == {
         f"h.1.{name}" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     }
-    plain = build_model(small(), 64, torch.device("cpu"))
+    plain = fresh(small()).model
     for (name, have), (other, want) in zip(
         model.named_parameters(), plain.named_parameters(), strict=True
     ):

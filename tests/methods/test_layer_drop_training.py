@@ -23,8 +23,7 @@ from efftrain_cli.plan.plan import (
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
-from efftrain_cli.training.build import build_model
-from efftrain_cli.training.gradient import build_forward_backward
+from efftrain_cli.training.gradient import Gradient
 from tests.resume_law import run
 from tests.tiny import fresh, gradient_of, random_batch, tiny_recipe
 
@@ -44,7 +43,7 @@ def recipe(section: str, *overrides: str) -> Recipe:
 def train(recipe: Recipe, steps: int) -> tuple[GPT, Optimizer]:
     """A bare loop: the trainer's steps without data, clipping and records."""
     state = fresh(recipe)
-    forward_backward = build_forward_backward(recipe, state.model, CPU)
+    forward_backward = Gradient(recipe, state)
     for plan, _ in itertools.islice(plan_run(recipe), steps):
         forward_backward(random_batch(plan), plan)
         state.optimizer.step(plan.lr, found_inf=torch.zeros(()))
@@ -80,8 +79,9 @@ def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing):
 
     recompute = f"train.activation_checkpointing={str(activation_checkpointing).lower()}"
     dropping = recipe("theta = 0.5, steps = 0", recompute)
-    model = build_model(dropping, 64, CPU)
-    forward_backward = build_forward_backward(dropping, model, CPU)
+    state = fresh(dropping)
+    model = state.model
+    forward_backward = Gradient(dropping, state)
 
     def counted(blocks: int) -> int:
         """FLOPs of a micro-batch of 2 sequences through the first `blocks` blocks and the head."""
@@ -148,7 +148,7 @@ def test_a_block_that_no_micro_batch_ran_decays_and_follows_its_momentum():
     dropping = recipe("theta = 0.05, steps = 0, granularity = 'step'")
     begun = fresh(dropping)
     model, optimizer = begun.model, begun.optimizer
-    forward_backward = build_forward_backward(dropping, model, CPU)
+    forward_backward = Gradient(dropping, begun)
     skipped = 0
     for plan, _ in itertools.islice(plan_run(dropping), 6):
         forward_backward(random_batch(plan), plan)

@@ -10,28 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.foundation.errors import RecipeError, UnsoundError, UsageError
+from efftrain_cli.foundation.signals import never
 from efftrain_cli.methods.ouroboros import Ouroboros, balanced_split, head_in_blocks
-from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.plan.plan import after_step, plan_step
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.run.directory import Run
-from efftrain_cli.training.checkpoints import drop_in_flight, load_checkpoint
-from efftrain_cli.training.delayed_gradients import (
-    Modules,
-    clip_groups,
-    delay,
-    dropped,
-    join_modules,
-)
-from efftrain_cli.training.gradient import build_forward_backward
-from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.state import write_checkpoint
-from efftrain_cli.training.strategy import check_ranks, single_device
-from efftrain_cli.training.trainer import train
+from efftrain_cli.training import checkpoint, dist
+from efftrain_cli.training.delay import DelayedGradient, add_up, clip_by_device, pop, put
+from efftrain_cli.training.gradient import Gradient
+from efftrain_cli.training.resuming import dropped_in_flight
+from efftrain_cli.training.session import check_ranks
 from tests.resume_law import RandomTokens, run
-from tests.tiny import FOUR_BLOCKS, assert_equal, config_of, fresh, tensors_of
+from tests.tiny import FOUR_BLOCKS, config_of, fresh, tensors_of
 
 CPU = torch.device("cpu")
 PLAIN = load_recipe("small", FOUR_BLOCKS)
@@ -86,7 +77,6 @@ def chain(mean: bool, taus_off: bool = False, lr: float = 0.1) -> list[tuple[flo
     leaves = [{"v": lookup}, {"w": w}, {"v": v}]
     if taus_off:  # one module: everything is fresh
         leaves = [{"v": v, "w": w}]
-    modules = Modules(leaves, run=lambda: v)
     in_flight: dict[str, Tensor] = {}
     rows = []
     for step, (number, goal) in enumerate(zip(X, Y, strict=True), 1):
@@ -96,11 +86,22 @@ def chain(mean: bool, taus_off: bool = False, lr: float = 0.1) -> list[tuple[flo
         )
         loss = (v * (w * ((v if taus_off else lookup) * x)) - y) ** 2 / 2
         loss.backward()
-        late, in_flight = delay(modules, in_flight, step)
+        due = []
+        for module, own in reversed(list(enumerate(leaves, 1))):
+            gradients = {name: leaf.grad for name, leaf in own.items()}
+            staleness = len(leaves) - module
+            if staleness:
+                put(in_flight, step, module, gradients)
+                gradients = pop(in_flight, step - staleness, module)
+            due.append(gradients)
+        lookup.grad = None
+        add_up(names, due, ["v"] if mean else [])
         rows.append((loss.item(), v.item(), w.item()))
         with torch.no_grad():
-            for name, gradient in join_modules(modules, late, list(names), mean).items():
-                names[name] -= lr * gradient
+            for parameter in names.values():
+                if parameter.grad is not None:
+                    parameter -= lr * parameter.grad
+                    parameter.grad = None
     return [*rows, (math.nan, v.item(), w.item())]
 
 
@@ -166,9 +167,8 @@ def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch():
         split=(2, 1, 1),
     )
     state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
-    plain = build_forward_backward(PLAIN, state.model, CPU)
-    devices = single_device(recipe, state.model, state.method_tensors)
-    gradient = build_forward_backward(recipe, state.model, CPU, devices)
+    plain = Gradient(PLAIN, state)
+    gradient = DelayedGradient(recipe, state, never)
     names = {
         "h.0.mlp.c_fc.weight": 2,
         "h.2.attn.c_attn.bias": 1,
@@ -199,43 +199,33 @@ def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch():
                     parameters[name].grad, true[step - staleness][name], rtol=1e-5, atol=1e-8
                 )
         state.model.zero_grad(set_to_none=True)
-        assert result.method_tensors is not None
-        state.method_tensors.clear()
-        state.method_tensors.update(result.method_tensors)
         state.progress = after_step(recipe, state.progress, plan, result)
 
 
-def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due():
-    """Its loss is finite, and it would be applied only two steps later: what is in flight stays as
-    it was before the step."""
+def test_a_gradient_in_flight_that_is_not_finite_is_not_saved():
     recipe = recipe_of(3)
-    state, data = fresh(recipe), RandomTokens(16)
-    steps = train(state, recipe, data, data.validation())  # type: ignore[arg-type]
-    for _ in range(4):
-        next(steps)
-    before = {name: tensor.clone() for name, tensor in state.method_tensors.items()}
-    state.model.wpe.weight.register_hook(lambda gradient: gradient * math.inf)
-    for _ in range(2):
-        record = next(steps)
-    assert (
-        record.result is not None
-        and state.nonfinite == 1
-        and torch.isfinite(record.result.scalars["loss"])
-    )
-    assert_equal(state.method_tensors, before)
-    assert record.result.method_tensors is None, "a record that waits keeps no gradient alive"
+    state = fresh(recipe)
+    run(state, recipe, 3)
+    name, tensor = next(iter(state.in_flight.items()))
+    tensor.view(-1)[0] = math.inf
+    with pytest.raises(UnsoundError, match=name):
+        checkpoint.save(None, state, recipe)
 
 
-def test_clipping_by_device_and_over_all():
-    gradients = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([12.0])}
-    norm, found = clip_groups(gradients, norms_of(gradients), [["a", "c"], ["b"]], 1.0)
-    assert norm == pytest.approx(13.0)
-    assert found["a"].tolist() == pytest.approx([0.6, 0.8], rel=1e-5) and found[
-        "b"
-    ].tolist() == pytest.approx([1.0], rel=1e-5)
-    norm, found = clip_groups(gradients, norms_of(gradients), [["a", "b", "c"]], 6.5)
-    assert found["b"].tolist() == pytest.approx([6.0], rel=1e-5) and "c" not in found
-    assert clip_groups(gradients, norms_of(gradients), [["a", "b", "c"]], 0.0)[1] == gradients
+def test_clipping_by_device():
+    """Norms of 5, 13 and 12: modules 1 and 3, on one device, have a norm of 13 together."""
+    section = Ouroboros(modules=3)
+    parameters = {}
+    for name, gradient in {"a": [3.0, 4.0], "b": [5.0, 12.0], "c": [12.0], "d": None}.items():
+        parameters[name] = torch.zeros(1 if gradient is None else len(gradient))
+        if gradient is not None:
+            parameters[name].grad = torch.tensor(gradient)
+    clip_by_device(section, [["a"], ["b"], ["c", "d"]], parameters, 6.5)
+    found = {name: p.grad.tolist() for name, p in parameters.items() if p.grad is not None}
+    assert found["a"] == pytest.approx([1.5, 2.0], rel=1e-5)
+    assert found["b"] == pytest.approx([2.5, 6.0], rel=1e-5)
+    assert found["c"] == pytest.approx([6.0], rel=1e-5)
+    assert found.keys() == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("clip", ["global", "module"])
@@ -302,17 +292,18 @@ def test_what_cannot_work_is_refused_with_a_reason():
     )
 
 
-def test_rings_that_cannot_be_are_refused():
+def test_rings_that_cannot_be_are_refused(monkeypatch):
     recipe = recipe_of(4)
 
     def refusal(recipe: Recipe, devices: int) -> str:
+        monkeypatch.setattr(dist, "world_size", lambda: devices)
         with pytest.raises(UsageError) as error:
-            check_ranks(recipe, summarize_plan(recipe, until=1), Ranks(world_size=devices))
+            check_ranks(recipe, summarize_plan(recipe, until=1))
         return str(error.value)
 
-    assert "makes rings of 3 devices, and 4 were started" in refusal(recipe, 4)
-    assert "a step of 4 sequences cannot be shared by 5 rings" in refusal(recipe, 15)
-    check_ranks(recipe, summarize_plan(recipe, until=1), Ranks(world_size=6))
+    assert "makes a ring of 3 devices, not 4" in refusal(recipe, 4)
+    assert "need a whole model" in refusal(recipe_of(4, "eval.positions=true"), 3)
+    check_ranks(recipe, summarize_plan(recipe, until=1))
 
 
 def test_modules_that_run_twice_are_counted():
@@ -322,65 +313,22 @@ def test_modules_that_run_twice_are_counted():
 
 
 def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason():
-    shape = config_of(n_layer=4)
-    before = Ouroboros(modules=3, split=(2, 1, 1))
-    was = "the checkpoint is of a run with 3 modules of 2, 1, 1 blocks"
-    assert dropped(before, replace(before, clip="module"), shape) is None
-    assert (
-        dropped(before, None, shape)
-        == f"{was}: its gradients in flight, of up to 2 steps ago, are dropped, and training goes"
-        " on without delay"
-    )
-    for now, has, steps in (
-        (Ouroboros(modules=4, split=(1, 1, 1, 1)), "4 of 1, 1, 1, 1", 3),
-        (replace(before, split=(1, 1, 2)), "3 of 1, 1, 2", 2),
-    ):
+    before = recipe_of(3, split=(2, 1, 1))
+    was = "[ouroboros] has changed: the gradients in flight, of up to 2 steps ago, are dropped"
+    assert dropped_in_flight(before, recipe_of(3, split=(2, 1, 1), clip="module")) == ""
+    assert dropped_in_flight(PLAIN, before) == ""
+    assert dropped_in_flight(before, PLAIN) == f"{was}, and training goes on without delay"
+    for now, steps in ((recipe_of(4), 3), (recipe_of(3, split=(1, 1, 2)), 2)):
         assert (
-            dropped(before, now, shape)
-            == f"{was}, and this one has {has}: the gradients in flight are dropped, and in {steps}"
-            " steps every module has one again"
+            dropped_in_flight(before, now)
+            == f"{was}, and in {steps} steps every module has one again"
         )
-
-
-def test_in_flight_tensors_are_dropped_by_the_recipe_that_wrote_them(tmp_path):
-    written = recipe_of(3)
-    state = fresh(written)
-    run(state, written, 3)
-    assert state.method_tensors
-    with Run.create("r", "", {}) as directory:
-        assert drop_in_flight(directory, state, written, written) is None and state.method_tensors
-        assert drop_in_flight(directory, state, written, PLAIN) and not state.method_tensors
-        assert drop_in_flight(directory, state, written, PLAIN) is None, "none are left"
-    (event,) = [entry for entry in directory.events() if entry["event"] == "in_flight_dropped"]
-    assert event["step"] == 3
-
-
-def test_a_layout_that_an_older_version_has_saved_is_left_out(tmp_path):
-    recipe = recipe_of(3)
-    state = fresh(recipe)
-    run(state, recipe, 3)
-    state.method_tensors["ouroboros.layout"] = torch.tensor([0, 3, 1, 2, 1])
-    write_checkpoint(tmp_path / "step-00000003", state, "")
-    loaded = fresh(recipe)
-    load_checkpoint(tmp_path / "step-00000003", loaded, recipe)
-    del state.method_tensors["ouroboros.layout"]
-    assert_equal(loaded.method_tensors, state.method_tensors)
-    run(loaded, recipe, 4)
 
 
 def test_bytes_in_flight_are_those_of_the_tensors():
     recipe = recipe_of(4, split=(1, 1, 1, 1))
     state = fresh(recipe)
     run(state, recipe, 6)
-    have = sum(tensor.nbytes for tensor in state.method_tensors.values())
+    have = sum(tensor.nbytes for tensor in state.in_flight.values())
     assert recipe.ouroboros is not None
     assert recipe.ouroboros.in_flight_bytes(state.model.config) == have
-
-
-def test_what_a_longer_warmup_leaves_is_dropped():
-    short, long = recipe_of(3), recipe_of(3, warmup_steps=6)
-    state = fresh(short)
-    run(state, short, 4)
-    run(state, long, 10)
-    steps = {int(name.split(".")[2]) for name in state.method_tensors}
-    assert steps and min(steps) >= 8

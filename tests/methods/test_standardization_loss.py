@@ -19,10 +19,11 @@ from efftrain_cli.plan.plan import full_plan, plan_step
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Optim
-from efftrain_cli.training.build import build_model
-from efftrain_cli.training.gradient import build_forward_backward, build_objective
-from efftrain_cli.training.trainer import evaluate
-from tests.methods.standardized import BARE, BATCH, CPU, LENGTH, SITES, batch, with_loss
+from efftrain_cli.training.evaluation import evaluate
+from efftrain_cli.training.gradient import Gradient
+from efftrain_cli.training.objective import Objective
+from efftrain_cli.training.state import TrainState
+from tests.methods.standardized import BARE, BATCH, LENGTH, SITES, batch, with_loss
 from tests.resume_law import RandomTokens, run
 from tests.tiny import changed, fresh, tensors_of
 
@@ -137,11 +138,13 @@ def by_hand(model: GPT, tokens: Tensor, section: StandardizationLoss) -> dict[st
 @pytest.mark.parametrize("norm", ["none", "layernorm"])
 def test_the_objective_is_the_mean_over_sites_and_channels(sites, norm):
     recipe = changed(with_loss(sites=sites), f"model.norm={norm}")
-    section, model = recipe.standardization_loss, build_model(recipe, 64, CPU)
+    section = recipe.standardization_loss
+    state = fresh(recipe)
     assert section is not None
     tokens, targets = batch()
-    losses = build_objective(recipe, model, CPU)(tokens, targets, None, None)
-    assert list(losses) == ["ce", "standardization_loss"]
+    losses = Objective(recipe, state).compute(tokens, targets, None, None)
+    model = state.model
+    assert list(losses) == ["loss", "standardization_loss"]
     divergences = losses["standardization_loss"].detach() / targets.numel()
     names = [f"h.{i}.{name}" for i in range(2) for name in SITES[sites]] + ["ln_f"] * (
         sites == "ln_input"
@@ -160,31 +163,33 @@ def test_the_objective_is_the_mean_over_sites_and_channels(sites, norm):
     assert section.weight_sum(model.config) == pytest.approx(0.3 / sum(channels))
 
 
-def step_of(recipe: Recipe, model: GPT) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def step_of(recipe: Recipe, state: TrainState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """(scalars, gradients) of a first step."""
     plan = plan_step(recipe, Progress(step=2))  # step 3 is evaluated
-    result = build_forward_backward(recipe, model, CPU)(RandomTokens(LENGTH).batch(plan), plan)
-    return result.scalars, {
-        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
-    }
+    result = Gradient(recipe, state)(RandomTokens(LENGTH).batch(plan), plan)
+    parameters = state.parameters.items()
+    gradients = {name: p.grad.clone() for name, p in parameters if p.grad is not None}
+    return result.scalars, gradients
 
 
 def test_gradient_and_columns_are_means_over_micro_batches():
     """Micro-batches of 2, 2 and 2 sequences: the loss is the mean of their divergences, not the
     divergence of all six."""
     recipe = with_loss()
-    model = build_model(recipe, 64, CPU)
-    scalars, gradients = step_of(recipe, model)
+    state = fresh(recipe)
+    model = state.model
+    scalars, gradients = step_of(recipe, state)
     tokens, targets = batch()
     model.zero_grad()
-    objective, total = build_objective(recipe, model, CPU), torch.zeros(())
+    objective = Objective(recipe, state).compute
+    total = torch.zeros(())
     shares = torch.tensor(recipe.standardization_loss.site_weights(model.config))  # type: ignore[union-attr]
     means = []
     for part in range(3):
         cut = slice(2 * part, 2 * part + 2)
         losses = objective(tokens[cut], targets[cut], None, None)
         means.append(losses["standardization_loss"] / targets[cut].numel())
-        total = total + (losses["ce"] / targets.numel() + 0.3 * (means[-1] * shares).sum() / 3)
+        total = total + (losses["loss"] / targets.numel() + 0.3 * (means[-1] * shares).sum() / 3)
     total.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
@@ -202,7 +207,7 @@ def test_gradient_and_columns_are_means_over_micro_batches():
     whole = changed(recipe, f"train.micro_batch_tokens={LENGTH * BATCH}")
     assert (
         abs(
-            float(step_of(whole, model)[0]["standardization_loss"])
+            float(step_of(whole, state)[0]["standardization_loss"])
             - float(scalars["standardization_loss"])
         )
         > 1e-3
@@ -235,19 +240,17 @@ def test_sites_are_rows_where_a_step_is_evaluated_and_evaluation_has_nothing_of_
     rows, _ = rows_of(recipe)
     assert [row["step"] for row in rows if "std_kl_h.0.mlp.c_fc" in row] == [3, 6]
     state, (tokens, targets) = fresh(recipe), batch(2)
-    build_forward_backward(recipe, state.model, CPU)
+    Gradient(recipe, state)
     windows = torch.cat([tokens, targets[:, -1:]], dim=1)
-    plain = build_model(BARE, 64, CPU)
-    assert torch.equal(
-        evaluate(state.model, windows, 99, "fp32"), evaluate(plain, windows, 99, "fp32")
-    )
+    plain = evaluate(fresh(BARE), BARE, windows)
+    assert torch.equal(evaluate(state, BARE, windows), plain)
 
 
 def test_with_layer_dropping_a_site_is_the_mean_over_where_its_block_ran():
     recipe = with_loss(changed(BARE, "progressive_layer_drop={theta = 0.1, steps = 1}"))
     for seed in range(40):
         recipe = replace(recipe, seed=seed)
-        model = build_model(recipe, 64, CPU)
+        state = fresh(recipe)
         plan = plan_step(recipe, Progress(step=2))
         drop = recipe.progressive_layer_drop
         assert drop is not None
@@ -255,7 +258,7 @@ def test_with_layer_dropping_a_site_is_the_mean_over_where_its_block_ran():
         ran = [sum(gate[block] for gate in gates) for block in range(2)]
         if sorted(ran) != [0, 2]:
             continue
-        scalars, _ = step_of(recipe, model)
+        scalars, _ = step_of(recipe, state)
         block = ran.index(2)
         names = [name for name in scalars if name.startswith("std_kl_")]
         assert names == [f"std_kl_h.{block}.attn.c_attn", f"std_kl_h.{block}.mlp.c_fc"]

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from efftrain_cli.compare.arms import Arm
 from efftrain_cli.compare.figures import plots_of
@@ -15,14 +14,14 @@ from efftrain_cli.compare.ladder import gains_of
 from efftrain_cli.compare.picture import inline_svg
 from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
 from efftrain_cli.run.reading import load_run
-from efftrain_cli.training.build import build_model
-from efftrain_cli.training.compiling import compile_parts, compile_whole, compiled_graphs
-from efftrain_cli.training.gradient import build_objective
+from efftrain_cli.training import compiling
+from efftrain_cli.training.compiling import compiled_graphs
+from efftrain_cli.training.objective import Objective
+from efftrain_cli.training.record import StepRecord, read_records
 from efftrain_cli.training.stages import GrowthRecord, set_stage, train_stages
-from efftrain_cli.training.trainer import StepRecord, read_records
 from tests.fake_runs import rows_of as rows_of_run
 from tests.fake_runs import write_run
-from tests.methods.standardized import CPU, LENGTH, SITES, batch, same, with_loss
+from tests.methods.standardized import LENGTH, SITES, batch, same, with_loss
 from tests.resume_law import RandomTokens
 from tests.tiny import changed, fresh
 
@@ -79,39 +78,40 @@ def test_a_runs_sites_are_drawn_over_training(tmp_path, monkeypatch):
         pytest.param({"sites": "all_linear"}, True, id="recomputed", marks=pytest.mark.slow),
     ],
 )
-def test_compiled_as_a_whole_it_is_one_graph_without_breaks(settings, recompute):
+def test_compiled_as_a_whole_it_is_one_graph_without_breaks(settings, recompute, monkeypatch):
     recipe = with_loss(**settings)
     recipe = changed(recipe, f"train.activation_checkpointing={str(recompute).lower()}")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     tokens, targets = batch(2)
-    eager, model = (build_model(recipe, 64, CPU) for _ in range(2))
-    compiled = compile_whole(recipe, build_objective(recipe, model, CPU), backend="aot_eager")
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    eager = fresh(recipe)
+    state = fresh(recipe)
+    compiled = Objective(changed(recipe, "train.compile=on"), state).compute
     for _ in range(2):
         same(
             compiled(tokens, targets, None, None),
-            model,
-            build_objective(recipe, eager, CPU)(tokens, targets, None, None),
-            eager,
+            state.model,
+            Objective(recipe, eager).compute(tokens, targets, None, None),
+            eager.model,
         )
     assert compiled_graphs() == 1
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-def test_compiled_by_blocks_all_blocks_share_a_graph():
+def test_compiled_by_blocks_all_blocks_share_a_graph(monkeypatch):
     recipe = with_loss(sites="ln_input")
-    section = recipe.standardization_loss
-    assert section is not None
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     tokens, targets = batch(2)
-    eager, model = (build_model(recipe, 64, CPU) for _ in range(2))
-    parts = compile_parts(recipe, model, backend="aot_eager")
-    section.attach(model)
-    terms: list[Tensor] = []
-    x = model.run_blocks(model.embed(tokens), run_block=parts.block, terms=terms)
-    divergences = section.of_sites(terms, None, x, 2) * targets.numel()
-    have = {"ce": parts.head_loss_sum(x, targets), "standardization_loss": divergences}
-    same(have, model, build_objective(recipe, eager, CPU)(tokens, targets, None, None), eager)
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compiling, "WHOLE_MODEL_BLOCKS", 1)
+    eager = fresh(recipe)
+    state = fresh(recipe)
+    have = Objective(changed(recipe, "train.compile=on"), state).compute(
+        tokens, targets, None, None
+    )
+    want = Objective(recipe, eager).compute(tokens, targets, None, None)
+    same(have, state.model, want, eager.model)
     assert compiled_graphs() == 2  # a block's and the head's
     assert not torch._dynamo.utils.counters["graph_break"]

@@ -15,7 +15,7 @@ from efftrain_cli.model.flops import (
     peak_flops,
 )
 from efftrain_cli.model.gpt import GPT
-from tests.tiny import config_of, drawn
+from tests.tiny import config_of, drawn, init_weights
 
 CONFIG = config_of(n_layer=3)
 
@@ -70,7 +70,7 @@ def test_every_parameter_has_a_kind():
 
 def test_hidden_and_head_are_the_model_with_and_without_caches():
     model = GPT(CONFIG)
-    model.init_weights(1)
+    init_weights(model, 1)
     tokens = drawn(61, 2, 9, seed=2)
     with torch.no_grad():
         whole = model.hidden(tokens)

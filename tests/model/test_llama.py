@@ -23,9 +23,8 @@ from efftrain_cli.model.gpt import GPT, MLP, RMSNorm, Rope
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.training.build import build_model
-from efftrain_cli.training.gradient import build_forward_backward
-from tests.tiny import config_of, drawn, random_batch
+from efftrain_cli.training.gradient import Gradient
+from tests.tiny import config_of, drawn, fresh, init_weights, random_batch
 
 LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "bias": False}
 TOY_A = config_of(
@@ -173,7 +172,7 @@ def test_query_heads_share_keys_in_groups():
 
 def made(config: GPTConfig) -> GPT:
     model = GPT(config)
-    model.init_weights(3)
+    init_weights(model, 3)
     return model
 
 
@@ -297,9 +296,11 @@ def test_z_loss_is_minimized_and_reported_apart(softcap):
             f"model.softcap={softcap or 'false'}",
         ],
     )
-    model, plan = build_model(recipe, 64, torch.device("cpu")), plan_step(recipe, Progress())
+    state = fresh(recipe)
+    model = state.model
+    plan = plan_step(recipe, Progress())
     batch = random_batch(plan)
-    result = build_forward_backward(recipe, model, torch.device("cpu"))(batch, plan)
+    result = Gradient(recipe, state)(batch, plan)
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     logits = model(batch.tokens).flatten(0, 1)
@@ -314,4 +315,4 @@ def test_z_loss_is_minimized_and_reported_apart(softcap):
     with torch.no_grad():
         assert model.loss_sum(batch.tokens, batch.targets).item() / 32 == pytest.approx(ce.item())
     with pytest.raises(RecipeError, match=r"optim\.z_loss = 0\.1"):
-        load_recipe("small", ["optim.z_loss=0.1", "parallel.strategy=shard"])
+        load_recipe("small", ["optim.z_loss=0.1", "ouroboros.modules=3"])

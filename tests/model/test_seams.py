@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.model.gpt import GPT
-from tests.tiny import config_of, drawn
+from tests.tiny import config_of, drawn, init_weights
 
 CONFIG = config_of(n_embd=8, seq_len=6, vocab_size=11, padded_vocab_size=16)
 
 
 def made() -> tuple[GPT, Tensor]:
     model = GPT(CONFIG)
-    model.init_weights(3)
+    init_weights(model, 3)
     return model, drawn(11, 2, 6, seed=0)
 
 

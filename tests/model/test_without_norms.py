@@ -16,8 +16,7 @@ from efftrain_cli.model.generate import GREEDY, generate
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.model.hf import to_hf, write_hf
 from efftrain_cli.plan.plan import model_config
-from efftrain_cli.training.build import build_model
-from tests.tiny import config_of, drawn, tiny_recipe
+from tests.tiny import config_of, drawn, fresh, init_weights, tiny_recipe
 
 GPT2 = config_of(n_layer=3)
 BARE = replace(GPT2, norm="none", init="unit")
@@ -26,7 +25,7 @@ RECIPE = tiny_recipe("model.norm=none", "model.init=unit", "train.batch_size=4")
 
 def made(config: GPTConfig) -> GPT:
     model = GPT(config)
-    model.init_weights(5)
+    init_weights(model, 5)
     return model
 
 
@@ -56,7 +55,7 @@ def test_without_norms_four_vectors_a_block_and_two_at_the_end_are_gone():
     assert block_parameters(GPT2) - block_parameters(model.config) == 4 * 16
     expected = 6 * (model.parameter_count - 32 * 16) + 12 * 3 * 16 * 8
     assert flops_per_token(model.config, 8, 3).with_logits == expected
-    built = build_model(RECIPE, 64, torch.device("cpu"))
+    built = fresh(RECIPE).model
     assert parameter_count(model_config(RECIPE, 64)) == built.parameter_count
 
 

@@ -73,25 +73,23 @@ def test_measures_are_of_every_second_moment():
 
 EAGER_STEP = """
 import sys, torch
-from efftrain_cli.training.build import build_model, build_optimizer
-from efftrain_cli.training.gradient import build_forward_backward
+from efftrain_cli.training.build import build_state
+from efftrain_cli.training.gradient import Gradient
 from efftrain_cli.recipe.sections import Model, Optim, Train
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.state import TrainState
 from efftrain_cli.foundation.step import Batch, Progress
 from efftrain_cli.plan.plan import plan_step
-from efftrain_cli.training.trainer import update
+from efftrain_cli.training.loop import update
 
 recipe = Recipe(model=Model(n_layer=1, n_head=1, n_embd=8, seq_len=8), optim=Optim(lr=1e-3),
                 train=Train(tokens=100, batch_size=2, dtype="fp32"))
 cpu = torch.device("cpu")
-model = build_model(recipe, 20, cpu)
-state = TrainState(model=model, optimizer=build_optimizer(recipe, model))
+state = build_state(recipe, 20, cpu)
 ids = torch.zeros((2, 8), dtype=torch.int64)
 plan = plan_step(recipe, Progress())
-gradient = build_forward_backward(recipe, model, cpu)(Batch(ids, ids), plan)
-update(state, 1e-3, 1.0, gradient.scalars["loss"])
-import efftrain_cli.pretrain, efftrain_cli.training.logger
+result = Gradient(recipe, state)(Batch(ids, ids), plan)
+update(state, recipe, plan, result.scalars["loss"])
+import efftrain_cli.pretrain
 heavy = {"torch._dynamo", "torch._inductor", "sympy", "datasets", "pandas", "wandb", "scipy",
          "matplotlib", "transformers"} & sys.modules.keys()
 assert not heavy, heavy

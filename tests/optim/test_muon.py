@@ -17,10 +17,10 @@ from efftrain_cli.optim.optimizer import Optimizer, ParameterSet
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.gradient import build_forward_backward
+from efftrain_cli.training.gradient import Gradient
+from efftrain_cli.training.loop import update
 from efftrain_cli.training.stages import growth_state, load_grown
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.trainer import update
 from tests.resume_law import RandomTokens, run
 from tests.tiny import changed, fresh, tiny_recipe
 
@@ -43,10 +43,10 @@ MATRICES = ("attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_up.weight", "mlp.c_p
 
 def trained(recipe: Recipe, steps: int) -> TrainState:
     state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
-    forward_backward = build_forward_backward(recipe, state.model, CPU)
+    compute_gradient = Gradient(recipe, state)
     for plan, _ in itertools.islice(plan_run(recipe), steps):
-        gradient = forward_backward(data.batch(plan), plan)
-        update(state, plan.lr, recipe.optim.grad_clip, gradient.scalars["loss"])
+        result = compute_gradient(data.batch(plan), plan)
+        update(state, recipe, plan, result.scalars["loss"])
     return state
 
 

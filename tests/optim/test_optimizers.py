@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.training.build import OPTIMIZER_CLASSES
-from efftrain_cli.training.trainer import update
+from efftrain_cli.training.loop import update
 from tests.resume_law import run
 from tests.tiny import METHODS, fresh, tensors_of, tiny_recipe
 
@@ -27,7 +28,7 @@ def test_a_step_that_is_not_finite_changes_nothing(optimizer, gradient, nonfinit
     state.nonfinite = torch.tensor(nonfinite)
     for parameter in state.model.parameters():
         parameter.grad = torch.full_like(parameter, gradient)
-    update(state, lr=1e-2, grad_clip=1.0, loss=torch.zeros(()))
+    update(state, recipe, plan_step(recipe, state.progress), torch.zeros(()))
     assert state.nonfinite == (not moves)
     for name, tensor in tensors_of(state).items():
         assert torch.equal(tensor, before[name]) != moves, name

@@ -53,16 +53,15 @@ def train(recipe: Recipe, windows: Windows) -> Trained:
     moves this.
     """
     from efftrain_cli.training.build import build_state
+    from efftrain_cli.training.record import StepRecord, read_records
     from efftrain_cli.training.stages import train_stages
-    from efftrain_cli.training.state import model_tensors
-    from efftrain_cli.training.trainer import StepRecord, read_records
 
     state = build_state(recipe, VOCAB_SIZE, torch.device("cpu"))
     rows = []
     for record in train_stages(state, recipe, windows, windows.validation(recipe.eval.windows)):
         if isinstance(record, StepRecord):
             rows += read_records(state, recipe, [record])
-    return Trained(rows, model_tensors(state), state.optimizer.tensors(), state.method_tensors)
+    return Trained(rows, state.weights(), state.optimizer.tensors(), state.in_flight)
 
 
 class MadeTokens:

@@ -14,10 +14,11 @@ import torch
 from efftrain_cli.bench import random_windows
 from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training import trainer
+from efftrain_cli.training import loop
 from efftrain_cli.training.compiling import compiled_graphs, micro_batch_shapes
+from efftrain_cli.training.record import StepRecord, read_records
 from efftrain_cli.training.stages import train_stages
-from efftrain_cli.training.trainer import StepRecord, Stopwatch, read_records
+from efftrain_cli.training.stopwatch import Stopwatch
 from tests.tiny import changed, fresh
 
 TINY = [
@@ -95,7 +96,7 @@ def test_a_compiled_run_is_an_eager_one_in_few_graphs(name, tmp_path, monkeypatc
         (tmp_path / folder).mkdir()
     eager = rows_of(recipe, tmp_path / "eager", compiled=False)
     torch._dynamo.reset()
-    monkeypatch.setattr(trainer, "Stopwatch", Watched)
+    monkeypatch.setattr(loop, "Stopwatch", Watched)
     before = compiled_graphs()
     rows = rows_of(recipe, tmp_path / "compiled", compiled=True)
     assert compiled_graphs() - before == graphs

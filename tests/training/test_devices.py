@@ -9,9 +9,9 @@ import torch
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.kernels import attention_kernels, choose_matmul_precision
-from efftrain_cli.training.build import compute_dtype
+from efftrain_cli.training.precision import compute_dtype
 from efftrain_cli.training.session import choose_device
-from efftrain_cli.training.trainer import Stopwatch
+from efftrain_cli.training.stopwatch import Stopwatch
 from tests.conftest import python
 from tests.tiny import tiny_recipe
 
@@ -32,15 +32,16 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 def test_a_named_cuda_device_becomes_the_current_one(two_devices):
     assert choose_device("cuda:1") == CUDA
     assert two_devices == [CUDA]
-    assert choose_device("cuda") == choose_device("auto") == torch.device("cuda")
-    assert two_devices == [CUDA]
+    first = torch.device("cuda:0")
+    assert choose_device("cuda") == choose_device("auto") == first
+    assert two_devices == [CUDA, first, first]
 
 
 def test_a_cuda_device_that_is_not_there_is_refused(two_devices, monkeypatch):
-    with pytest.raises(UsageError, match="cuda:2: there are cuda:0 to cuda:1"):
+    with pytest.raises(UsageError, match=r"no device cuda:2: this PyTorch .* sees 2 of CUDA"):
         choose_device("cuda:2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UsageError, match="there is only cuda:0"):
+    with pytest.raises(UsageError, match=r"no device cuda:1: this PyTorch .* sees 1 of CUDA"):
         choose_device("cuda:1")
     assert not two_devices
     assert UsageError.exit_code == 2

@@ -10,17 +10,18 @@ import torch
 from efftrain_cli.compare.arms import Arm
 from efftrain_cli.compare.figures import plots_of
 from efftrain_cli.compare.ladder import gains_of
+from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.columns import series_of
 from efftrain_cli.run.reading import load_run
-from efftrain_cli.training.gradient import build_forward_backward
-from efftrain_cli.training.internals import largest_logit, norms_by_layer
+from efftrain_cli.training.gradient import Gradient
+from efftrain_cli.training.internals import by_layer, largest_logit
+from efftrain_cli.training.loop import train
+from efftrain_cli.training.record import read_records
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.trainer import plan_step, read_records, train
 from tests.fake_runs import rows_of, write_run
 from tests.resume_law import RandomTokens, run
 from tests.tiny import (
-    CPU,
     FOUR_BLOCKS,
     METHODS,
     fresh,
@@ -111,7 +112,7 @@ def test_columns_are_those_of_independent_arithmetic(model):
         rows += read_records(state, recipe, [next(records)])
     before = weights_of(state)
     plan = plan_step(recipe, state.progress)
-    build_forward_backward(recipe, state.model, CPU)(data.batch(plan), plan)
+    Gradient(recipe, state)(data.batch(plan), plan)
     gradients = {n: p.grad.double().numpy() for n, p in state.model.named_parameters()}  # type: ignore[union-attr]
     state.model.zero_grad(set_to_none=True)
     (row,) = read_records(state, recipe, [next(records)])
@@ -144,7 +145,7 @@ def test_the_largest_logit_looks_at_no_later_key():
 
 def test_norms_of_parameters_make_those_of_layers():
     norms = {"wte.weight": 7.0, "h.1.ln_1.weight": 3.0, "h.10.ln_1.weight": 5.0, "h.1.x": 4.0}
-    found = norms_by_layer({name: torch.tensor(value) for name, value in norms.items()})
+    found = by_layer({name: torch.tensor(value) for name, value in norms.items()})
     assert {block: float(value) for block, value in found.items()} == {
         "wte": 7.0,
         "h.1": 5.0,

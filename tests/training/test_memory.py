@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from efftrain_cli.foundation import files
 from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.plan.cost import training_bytes
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.training import memory
+from efftrain_cli.training import dist, memory
 from efftrain_cli.training.memory import (
     building_errors,
     checkpoints_activations,
@@ -188,17 +189,42 @@ def test_activations_that_no_memory_holds_are_refused_before_building(words, fix
     recipe = load_recipe("gpt2-117m", words)
     with (
         pytest.raises(OutOfMemoryError) as caught,
-        building_errors(recipe, 50257, CPU, trains_on=CPU),
+        building_errors(recipe, 50257, CPU),
     ):
         pass
     assert "has 2.1 GB in all" in str(caught.value) and fix in str(caught.value)
-    # Shards are built on the host and trained on GPUs; growing trains nothing.
-    for elsewhere in (torch.device("cuda", 0), None):
-        with building_errors(recipe, 50257, CPU, trains_on=elsewhere):
-            pass
-    monkeypatch.setattr(memory, "machine_memory", lambda: 10**12)
-    with building_errors(recipe, 50257, CPU, trains_on=CPU):
+    with building_errors(recipe, 50257, CPU, trains=False):  # growing trains nothing
         pass
+    monkeypatch.setattr(memory, "machine_memory", lambda: 10**12)
+    with building_errors(recipe, 50257, CPU):
+        pass
+
+
+@pytest.mark.parametrize("strategy, fits", [("replicate", 3), ("shard", 3)])
+def test_all_processes_of_a_machine_are_counted(monkeypatch, strategy, fits):
+    """GPT-2 117M on one sequence takes 2.5 GB, so three processes fit 9 GB and eight do not;
+    eight shards of 2.0 GB are 2.0 GB together, and each has activations of its own."""
+    monkeypatch.setattr(memory, "machine_memory", lambda: int(9e9))
+    monkeypatch.setattr(dist, "world_size", lambda: 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    words = ["train.micro_batch_tokens=1024", "train.activation_checkpointing=true"]
+    recipe = load_recipe("gpt2-117m", [*words, f"parallel.strategy={strategy}"])
+    if strategy == "shard":
+        with building_errors(recipe, 50257, CPU):
+            return
+    with pytest.raises(OutOfMemoryError) as caught, building_errors(recipe, 50257, CPU):
+        pass
+    assert "in each of 8 processes" in str(caught.value)
+    assert f"set --devices {fits}" in str(caught.value)
+
+
+def test_a_containers_limit_is_that_of_the_machine(monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "CONTROL_GROUP", tmp_path)
+    whole = files.machine_memory()
+    (tmp_path / "memory.max").write_text("max\n")
+    assert files.machine_memory() == whole
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert files.machine_memory() == 1_000_000
 
 
 def test_other_faults_pass_through():

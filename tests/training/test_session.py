@@ -9,7 +9,7 @@ import pytest
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.plan import model_config
-from efftrain_cli.training import session
+from efftrain_cli.training import origin, session
 from efftrain_cli.training.session import probe_seconds
 from tests.tiny import CPU, VOCAB_SIZE, fresh, tiny_recipe
 
@@ -28,7 +28,6 @@ def test_the_seconds_of_the_rest_of_a_plan(monkeypatch, overrides, seconds):
         recipe=recipe,
         corpus=SimpleNamespace(vocab_size=VOCAB_SIZE),
         device=CPU,
-        ranks=session.ALONE,
     )
     state = fresh(recipe)
     state.progress = Progress(tokens=SPENT, flops=2 * per_token)
@@ -53,5 +52,5 @@ def test_the_origin_has_the_bytes_of_the_scored_targets(tmp_path, monkeypatch):
         "model.seq_len=8",
         "eval.windows=1",
     )
-    origin = session.origin_of(session.prepare_session(recipe, CPU), "tiny")
-    assert origin["data"]["valid_bytes_per_token"] == 2.0  # type: ignore[index]
+    found = origin.origin_of(session.prepare_session(recipe, CPU), "tiny")
+    assert found["data"]["valid_bytes_per_token"] == 2.0  # type: ignore[index]

@@ -18,17 +18,16 @@ from efftrain_cli.model.linear import NarrowLinear
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
-from efftrain_cli.training import stages, trainer
+from efftrain_cli.training import loop, stages
 from efftrain_cli.training.build import build_model
+from efftrain_cli.training.evaluation import evaluate
+from efftrain_cli.training.record import read_records
 from efftrain_cli.training.stages import (
     GrowthRecord,
     growth_message,
     train_stages,
 )
-from efftrain_cli.training.state import (
-    TrainState,
-)
-from efftrain_cli.training.trainer import evaluate, read_records
+from efftrain_cli.training.state import TrainState
 from tests.tiny import fresh, windows_of
 
 VOCAB = 60
@@ -95,10 +94,9 @@ def test_a_staged_recipe_trains_through_all_its_stages(windows):
         assert growth.val_loss_after == pytest.approx(growth.val_loss_before, abs=1e-5)
         assert "warning" not in growth_message(growth)
     assert growths[0].parameters_after == growths[1].parameters_before
-    assert growths[1].parameters_after == sum(
-        p.numel() for p in build_model(RECIPE, VOCAB, CPU, 2).parameters()
-    )
-    assert state.model.config == build_model(RECIPE, VOCAB, CPU, 2).config
+    last = build_model(RECIPE, VOCAB, CPU, 2)
+    assert growths[1].parameters_after == sum(p.numel() for p in last.parameters())
+    assert state.model.config == last.config
     # the last step of each stage is evaluated, and the larger model's first loss is that of its own
     # step
     assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 8, 16, 24]
@@ -153,7 +151,7 @@ def test_a_state_is_evaluated_once_before_its_growth(windows, monkeypatch):
     """The last step of a stage is evaluated anyway: steps 0, 8, 16 and 24, and twice after a
     growth."""
     calls = []
-    for module in (trainer, stages):
+    for module in (loop, stages):
         monkeypatch.setattr(module, "evaluate", lambda *args: calls.append(1) or evaluate(*args))
     run(fresh(RECIPE, VOCAB), windows, RECIPE)
     assert len(calls) == 4 + 2
@@ -174,7 +172,6 @@ def test_a_state_is_evaluated_once_before_its_growth(windows, monkeypatch):
             False,
             "5.0020; the schedule continues from step 6\n  (these variants do not keep the loss)",
         ),
-        (None, True, "not measured; the schedule continues from step 6"),
     ],
 )
 def test_the_message_of_a_growth(after, keeps, end):

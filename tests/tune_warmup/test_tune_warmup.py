@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from efftrain_cli import pretrain
 from efftrain_cli.foundation.errors import DivergedError, UsageError
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.training import logger
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.tune_warmup import tune as tune_warmup
 from efftrain_cli.tune_warmup.search import Receipt, Verdict
@@ -80,7 +80,7 @@ def test_a_killed_search_goes_on_without_repeating_a_probe(config, monkeypatch):
                 raise Killed
             yield record
 
-    monkeypatch.setattr(logger, "train_stages", train_until_killed)
+    monkeypatch.setattr(pretrain, "train_stages", train_until_killed)
     from dataclasses import replace
 
     kills = 0

@@ -1,0 +1,306 @@
+"""The record of a running session: rows as steps finish, checkpoints as they come due, and the
+report of a divergence.
+
+Every rank has a logbook and calls the same methods. Rank 0's has the run directory and the screen;
+the others' write nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from efftrain_cli.foundation.console import harmless, say
+from efftrain_cli.foundation.errors import DiskError, DivergedError, UnsoundError
+from efftrain_cli.foundation.signals import ask_to_stop, stop_asked
+from efftrain_cli.model.generate import Sampling
+from efftrain_cli.plan.plan import plan_step
+from efftrain_cli.run.directory import Run
+from efftrain_cli.run.metrics import latest_rows
+from efftrain_cli.run.stability import (
+    PROBE,
+    LossSpikeDetector,
+    fluctuation,
+    validation_curve,
+)
+from efftrain_cli.training import checkpoint, dist
+from efftrain_cli.training.display import TrainingDisplay
+from efftrain_cli.training.divergence import (
+    describe_cause,
+    gradient_norms_by_layer,
+    last_sound,
+    way_on,
+)
+from efftrain_cli.training.record import StepRecord, finite_or_none, read_records
+from efftrain_cli.training.session import Session
+from efftrain_cli.training.stages import GrowthRecord, growth_message
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trained_model import generate_text, load_run_tokenizer
+
+SAMPLE_TOKENS = 48
+"""Tokens of a text that is shown while training."""
+MOST_SAVING = 0.05
+"""Share of the time that saving may block training without a warning."""
+READ_EVERY = 1.0
+"""Seconds between two readings of records from a CUDA device: they wait for it."""
+
+
+class Logbook:
+    """Writes a session's records to its run directory and shows them. One per session."""
+
+    def __init__(
+        self,
+        run: Run | None,
+        state: TrainState,
+        session: Session,
+        screen: TrainingDisplay | None,
+    ) -> None:
+        """Begin at the progress of `state`; only rank 0 has `run` and `screen`."""
+        self._run = run
+        self._state = state
+        self._session = session
+        self._screen = screen
+        self._pending: list[StepRecord] = []
+        self._good = state.progress
+        """After the last step whose loss and gradient were finite."""
+        self._started = self._last_read = self._last_save = time.monotonic()
+        self._checkpoint_seconds = 0.0
+        self._named_seconds = 0.0
+        self._spikes = LossSpikeDetector()
+        self._warned = False
+        self._fault = ""
+        """Why the run ends without a save."""
+        self._threshold = float(os.environ.get(PROBE) or math.inf)
+        self._curve: list[tuple[int, float]] = []
+        if run is not None and self._threshold < math.inf and state.progress.step:
+            self._curve = validation_curve(latest_rows(run.path, state.progress.step))
+        self.val_loss: float | None = None
+        """Newest validation loss, nats per token."""
+
+    # --- rank 0 ---
+
+    def add(self, record: StepRecord | GrowthRecord) -> None:
+        """Take one record; read, write and show what is due."""
+        if self._run is None or self._screen is None:
+            return
+        if isinstance(record, GrowthRecord):
+            self._run.event("growth", dataclasses.asdict(record))
+            self._screen.say(growth_message(record))
+            self.val_loss = record.val_loss_after
+            self._good = self._state.progress
+            return
+        self._pending.append(record)
+        on_cpu = self._session.device.type == "cpu"
+        if on_cpu or record.is_evaluated or time.monotonic() - self._last_read >= READ_EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Read the pending records, write them as rows and show them; ask all ranks to stop if one
+        was not finite."""
+        if self._run is None or self._screen is None:
+            return
+        records = self._pending
+        self._pending = []
+        rows = read_records(self._state, self._session.recipe, records)
+        self._last_read = time.monotonic()
+        for record, row in zip(records, rows, strict=True):
+            self._complete(record, row)
+        self._run.log(rows)
+
+        for record, row in zip(records, rows, strict=True):
+            if row.get("nonfinite"):
+                ask_to_stop("a divergence")
+                return
+            self._screen.show(row)
+            if spike := self._spikes.read(row):
+                self._run.event("spike", spike._asdict())
+                self._screen.say(str(spike))
+            if record.is_evaluated and not self._is_sound(row):
+                return
+            losses = [x for x in (row.get("loss"), self._good.best_loss) if x is not None]
+            self._good = record.progress._replace(
+                train_seconds=row["train_seconds"],
+                best_loss=min(losses, default=None),
+            )
+        if rows and rows[-1]["val_loss"] is not None and not stop_asked():
+            self._show_sample(rows[-1]["step"])
+
+    def _is_sound(self, row: Mapping[str, Any]) -> bool:
+        """Take a validation loss; return whether it lets the run go on."""
+        step = row["step"]
+        self.val_loss = row["val_loss"]
+        if self.val_loss is None:
+            self._note_unsound(step, f"step {step}: the validation loss is not finite")
+            return False
+        if self._threshold < math.inf:
+            self._curve.append((step, self.val_loss))
+            if fluctuation(self._curve)[0] > self._threshold:
+                above = f"the validation perplexity is above {self._threshold:g} times its best"
+                self._note_fault(step, f"step {step}: {above}", "")
+                return False
+        return True
+
+    def _complete(self, record: StepRecord, row: dict[str, Any]) -> None:
+        """Add the seconds that were not training to a row, and the written columns if a stop
+        abandoned its evaluation."""
+        if record.plan is None and record.progress.step and self._run is not None:
+            for key, value in self._run.row_of(record.progress.step).items():
+                if row.get(key) is None:
+                    row[key] = value
+        wall = self._last_read - self._started
+        row["checkpoint_seconds"] = self._checkpoint_seconds
+        row["wall_seconds"] = wall
+        self._named_seconds += self._checkpoint_seconds
+        self._checkpoint_seconds = 0.0
+        for watch in (record.training, record.evaluation):
+            if watch:
+                self._named_seconds += watch.seconds()
+        row["other_seconds"] = max(0.0, wall - self._named_seconds)
+        self._named_seconds = max(wall, self._named_seconds)
+
+    def _show_sample(self, step: int) -> None:
+        """Show how the model continues `eval.sample`, and record it as an event.
+
+        Training is untouched, as sampling has its own random numbers.
+        """
+        prompt = self._session.recipe.eval.sample
+        if prompt is None or self._run is None or self._screen is None:
+            return
+        tokenizer = load_run_tokenizer(self._run.path)
+        sampling = Sampling(seed=self._session.recipe.seed)
+        model = self._state.model
+        text = "".join(generate_text(model, tokenizer, prompt, sampling, SAMPLE_TOKENS))
+        self._run.event("sample", {"step": step, "prompt": prompt, "text": text})
+        self._screen.say(f"--- after step {step:,}: {harmless(prompt + text)}")
+
+    # --- all ranks ---
+
+    def save(self, at_end: bool = False) -> None:
+        """Save the state.
+
+        A disk that refuses ends the run only `at_end`: going on may find room at the next save.
+
+        Raises:
+            DivergedError: a loss or gradient was not finite, and the state before it is saved; or a
+                weight, moment or validation loss was not, and nothing is saved.
+            ReplicaError: as `checkpoint.save`.
+            DiskError: the disk refused, on rank 0.
+        """
+        self.flush()
+        if self._state.nonfinite:
+            self._raise_diverged()
+        (fault,) = dist.gather_objects(self._fault)[:1]
+        if fault:
+            raise DivergedError(fault)
+        try:
+            seconds = checkpoint.save(self._run, self._state, self._session.recipe)
+        except UnsoundError as error:
+            self._raise_unsound(str(error))
+        except DiskError as error:
+            assert self._run is not None
+            if at_end or self._run.gone:
+                raise
+            step = self._state.progress.step
+            self._run.event("save_failed", {"step": step, "reason": str(error)})
+            say(f"warning: not saved, training goes on. {error}")
+            seconds = 0.0
+        self._warn_of_saves(seconds)
+
+    def _warn_of_saves(self, seconds: float) -> None:
+        """Count the seconds of a save; warn once if saving takes much of the time."""
+        now = time.monotonic()
+        between = now - self._last_save
+        self._checkpoint_seconds += seconds
+        self._last_save = now
+        # The first interval holds the start, and a save of some milliseconds says nothing.
+        much = seconds > MOST_SAVING * between and seconds > 0.5
+        if much and not self._warned and self._screen is not None:
+            self._warned = True
+            self._screen.say(
+                f"warning: saving took {seconds:.1f} s of the last {between:.0f} s"
+                f" ({seconds / between:.0%}):"
+                f" raise checkpoint.every (now {self._session.recipe.checkpoint.every})"
+            )
+
+    def _note_fault(self, step: int, what: str, way_on: str) -> None:
+        """Record, on rank 0, why the run must end without a save; all ranks stop."""
+        assert self._run is not None
+        progress = self._state.progress
+        event = {"step": step, "reason": what, "next_window": progress.windows}
+        self._run.event("diverged", event)
+        self._fault = f"{what}{way_on}"
+        ask_to_stop("a divergence")
+
+    def _raise_unsound(self, what: str) -> NoReturn:
+        """End the run; save nothing. The checkpoints that exist are the way back."""
+        if self._run is not None:
+            self._note_unsound(self._state.progress.step, what)
+        raise DivergedError(dist.gather_objects(self._fault)[0])
+
+    def _note_unsound(self, step: int, what: str) -> None:
+        assert self._run is not None
+        advice = way_on(self._run, self._state, self._session.recipe)
+        last = f". This state was not saved; {last_sound(self._run)}.\n{advice}"
+        self._note_fault(step, what, last)
+
+    def _raise_diverged(self) -> NoReturn:
+        """Save the state before the first step that was not finite, and end the run.
+
+        No update was applied from that step on, so weights and moments are still those before it.
+        Its gradient is computed again for the report, as nothing was measured for it during
+        training. If the weights were not finite before the step, its gradient shows no cause, and
+        nothing is saved.
+        """
+        state = self._state
+        recipe = self._session.recipe
+        state.progress = dist.gather_objects(self._good)[0]
+        state.nonfinite.zero_()
+        before = state.progress.step
+        plan = plan_step(recipe, state.progress, state.sharing[1])
+        saved = "but are not saved: the gradients in flight are later ones"
+        cause = "gradients of several steps are applied at once: no layer is named"
+        loss = math.nan
+        norms: dict[str, float] = {}
+        bad: list[str] = []
+        if recipe.delayed_gradients is None:
+            saved = "and are saved"
+            try:
+                checkpoint.save(self._run, state, recipe)
+            except UnsoundError as error:
+                self._raise_unsound(str(error))
+            except DiskError as error:
+                assert self._run is not None
+                self._run.event("save_failed", {"step": before, "reason": str(error)})
+                saved = f"but could not be saved: {error}"
+            loss, norms = gradient_norms_by_layer(state, self._session, plan)
+            bad = [layer for layer, norm in norms.items() if not math.isfinite(norm)]
+            cause = describe_cause(loss, bad)
+
+        advice = ""
+        if self._run is not None:
+            advice = way_on(self._run, state, recipe)
+            starts = self._session.train_data.starts(plan.window_start, plan.windows)
+            report = {
+                "step": plan.step,
+                "loss": finite_or_none(loss),
+                "lr": plan.lr,
+                "seq_len": plan.seq_len,
+                "batch_size": plan.batch_size,
+                "window_start": plan.window_start,
+                "window_tokens": starts.tolist(),
+                "next_window": plan.window_start + plan.windows,
+                "grad_norm_by_layer": {name: finite_or_none(x) for name, x in norms.items()},
+                "nonfinite_layers": bad,
+            }
+            self._run.event("diverged", report)
+        raise DivergedError(
+            f"step {plan.step}: the loss or a gradient is not finite"
+            f" ({cause}; lr {plan.lr:.3g}, seq_len {plan.seq_len})."
+            f" The update was not applied; the weights are those after step {before}, {saved}."
+            " events.jsonl has the step's windows and the gradient norm of every layer.\n"
+            f"{advice}"
+        )
