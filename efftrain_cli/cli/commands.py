@@ -8,7 +8,7 @@ from importlib import import_module
 COMMANDS = (
     "recipes", "prepare", "pretrain", "tune-warmup", "grow", "sample", "eval-zeroshot",
     "export", "import", "compare", "race", "sweep", "study", "runs",
-    "wandb-sync", "accumulation", "bench", "verify-resume",
+    "wandb-sync", "bench", "verify-resume",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.plan.cost import PlanCost, likely_vocabulary, plan_cost
 from efftrain_cli.plan.describe import LABEL, model_line, named_text, steps_line, text_line
 from efftrain_cli.plan.devices import PlannedDevice
+from efftrain_cli.plan.plan import model_config
 from efftrain_cli.plan.preview import assumptions, csv_lines, staged_warnings
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.rates import measured_rate
@@ -104,8 +106,33 @@ def print_plan(
         _cost_line(cost, seconds, by, name),
         _memory_line(cost, device),
         _disk_line(recipe, cost, facts),
+        *_sum_lines(recipe, vocab_size),
     ]
     print_labelled(make_console(result=True), lines, indent=LABEL)
+
+
+def _sum_lines(recipe: Recipe, vocab_size: int) -> Iterator[str]:
+    """Yield, for each role of narrow sums, the mantissa bits that theory asks for."""
+    section = recipe.chunked_accumulation
+    if section is None:
+        return
+    from efftrain_cli.methods.variance_retention import longest_sums, needed_bits, product_bits
+
+    config = model_config(recipe, vocab_size)
+    train = recipe.train
+    sequences = min(train.batch_size, max(1, train.micro_batch_tokens // config.seq_len))
+    lengths = longest_sums(config, sequences * config.seq_len)
+    for role, accumulator in section.roles.items():
+        if accumulator is None:
+            continue
+        other = section.operands if role == "forward" else section.gradient_format
+        bits = product_bits(section.operands, other)
+        length = lengths[role]
+        text = f"{role}: up to {length:,} products; by theory {needed_bits(bits, length)} bits"
+        if accumulator.chunk:
+            chunked = needed_bits(bits, length, accumulator.chunk)
+            text += f", in chunks of {accumulator.chunk} {chunked}"
+        yield f"{'sums':<{LABEL}}{text}"
 
 
 def _find_text(recipe: Recipe) -> TextFacts:

@@ -30,8 +30,11 @@ from the paper, the equations are those of a public implementation.
 from __future__ import annotations
 
 import math
-import re
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from efftrain_cli.model.config import GPTConfig
 
 LN_50 = math.log(50.0)
 """n (1 - VRR) below which an accumulation counts as wide enough."""
@@ -129,40 +132,14 @@ def product_bits(a: str, b: str) -> int:
     return MANTISSA_BITS[a] + MANTISSA_BITS[b] + 1
 
 
-# --- lengths that were not run --------------------------------------------------------------------
+def longest_sums(config: GPTConfig, tokens: int) -> dict[str, int]:
+    """Return the products in the longest sum of each role, among the linear layers of the blocks.
 
-
-def parse_shape(text: str) -> tuple[int, int]:
-    """Read (n_layer, n_embd) from a shape written 48x1600.
-
-    Raises:
-        ValueError: it is not written so.
+    Args:
+        tokens: of a micro-batch.
     """
-    shape = re.fullmatch(r"0*([1-9]\d{0,5})x0*([1-9]\d{0,5})", text.lower())
-    if shape is None:
-        raise ValueError(
-            f"{text!r} is not a shape: write layers x width, at most 999999, such as 48x1600"
-        )
-    return int(shape[1]), int(shape[2])
-
-
-def sums_of(n_embd: int, tokens: int, vocab_rows: int) -> list[tuple[str, str, int]]:
-    """Return (layer, role, products in a sum) of every product of a GPT-2 of that width, one block
-    standing for all."""
-    layers = {
-        "attn.c_attn": (n_embd, 3 * n_embd),
-        "attn.c_proj": (n_embd, n_embd),
-        "mlp.c_fc": (n_embd, 4 * n_embd),
-        "mlp.c_proj": (4 * n_embd, n_embd),
-        "head": (n_embd, vocab_rows),
+    return {
+        "forward": max(config.n_embd, config.attention_size, config.ff_size),
+        "grad_input": max(config.n_embd, sum(config.qkv_rows), config.ff_size),
+        "grad_weight": tokens,
     }
-    lengths = {
-        "forward": [inputs for inputs, _ in layers.values()],
-        "grad_input": [outputs for _, outputs in layers.values()],
-        "grad_weight": [tokens] * len(layers),
-    }
-    sums = []
-    for role, of_role in lengths.items():
-        for name, length in zip(layers, of_role, strict=True):
-            sums.append((name, role, length))
-    return sums

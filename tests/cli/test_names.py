@@ -103,7 +103,6 @@ WRONG_RUN = {
     "grow": "grow smal --operator depth",
     "grow-plan": "grow --plan --small smal --operator depth",
     "pretrain": "pretrain --resume smal",
-    "accumulation": "accumulation smal",
     "runs-show": "runs show smal",
     "runs-rm": "runs rm smal --yes",
     "runs-checkpoints": "runs checkpoints smal",

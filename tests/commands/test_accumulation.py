@@ -1,4 +1,4 @@
-"""`efftrain accumulation`: it measures the sums that training makes, and predicts those that it
+"""benchmarks/accumulation.py: it measures the sums that training makes, and predicts those that it
 does not."""
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from efftrain_cli import accumulation
-from efftrain_cli.accumulation import BITS, CHUNKS, Analysis, analyse, lines, needs_of, save
-from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.methods.variance_retention import parse_shape, sums_of
+from benchmarks import accumulation
+from benchmarks.accumulation import BITS, CHUNKS, Analysis, analyse, lines, needs_of, save
+from efftrain_cli.methods.variance_retention import longest_sums, needed_bits
 from efftrain_cli.model.narrow_matmul import sums_in_order
+from tests.conftest import cli
 from tests.model.rounding import sum_in_order
 from tests.tiny import config_of, drawn
 from tests.trained_run import make_run, random_gpt
@@ -185,49 +185,32 @@ def test_table_csv_and_plot_say_the_same(analysis, tmp_path):
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_measures_a_run(efftrain, tmp_path):
+def test_the_script_measures_a_run(tmp_path, monkeypatch, capsys):
     path = make_run(tmp_path, overrides=("train.micro_batch_tokens=128", "data.repeat=true"))
-    done = efftrain("accumulation rand --samples 32 --operands bf16 --error 0.01")
-    assert "bf16 operands" in done.stdout
+    words = ["rand", "--samples", "32", "--operands", "bf16", "--error", "0.01"]
+    monkeypatch.setattr("sys.argv", ["accumulation.py", *words])
+    accumulation.main()
+    assert "bf16 operands" in capsys.readouterr().out
     assert sorted(file.name for file in (path / "accumulation" / "step-00000010").iterdir()) == [
         "accumulation.csv",
         "accumulation.png",
     ]
 
 
-def test_a_shape_that_was_not_run_is_predicted(efftrain):
-    done = efftrain("accumulation --shape 48x1600 --tokens 524288")
-    (row,) = [
-        line.split()
-        for line in done.stdout.splitlines()
-        if line.startswith("attn.c_attn") and "grad_weight" in line
-    ]
-    assert row[2:7] == ["524288", "5", "14", "9", "9"]  # of the table of needed bits
-    assert "predicted, not measured" in done.stdout
+def test_the_plan_of_a_recipe_predicts_the_bits_of_its_sums():
+    """fp8_e5m2 products have 2 + 2 + 1 bits; a micro-batch has 4,096 tokens."""
+    shown = cli("pretrain --recipe small-accumulation-9bit-c64 --plan").output
+    sums = [line for line in shown.splitlines() if line.startswith("sums ")]
+    assert [line.split()[1] for line in sums] == ["forward:", "grad_input:", "grad_weight:"]
+    (weights,) = [line for line in sums if "grad_weight" in line]
+    words = weights.replace(",", "").split()
+    length = int(words[words.index("products;") - 1])
+    assert length == 4096
+    assert f"by theory {needed_bits(5, 4096)} bits, in chunks of 64" in weights
+    assert "sums " not in cli("pretrain --recipe small --plan").output
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ("", "measures a RUN, or predicts for --shape\n  give one of the two"),
-        ("some-run --shape 2x64", "give one of the two"),
-        ("--shape 1600", "write layers x width"),
-        ("--shape 12x1000000", "at most 999999"),
-        ("--shape 2x64 --tokens 4000001", "less than or equal to 4000000"),
-        ("--shape 2x64 --vocab 4000001", "less than or equal to 4000000"),
-        ("no-such-run", "no-such-run"),
-    ],
-)
-def test_a_users_mistake_is_one_message(efftrain, arguments, words):
-    done = efftrain(f"accumulation {arguments}", code=UsageError.exit_code)
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_lengths_of_a_shape():
-    assert parse_shape("48x1600") == (48, 1600)
-    lengths = {(layer, role): n for layer, role, n in sums_of(768, 65536, 50304)}
-    assert lengths["mlp.c_proj", "forward"] == lengths["mlp.c_fc", "grad_input"] == 3072
-    assert lengths["attn.c_attn", "grad_input"] == 2304
-    assert lengths["head", "grad_input"] == 50304
-    assert {n for (_, role), n in lengths.items() if role == "grad_weight"} == {65536}
+def test_the_longest_sums_of_a_width():
+    """Four times the width forward; 3 x 768 of q, k and v are fewer."""
+    lengths = longest_sums(config_of(n_embd=768, n_head=12), 65536)
+    assert lengths == {"forward": 3072, "grad_input": 3072, "grad_weight": 65536}

@@ -240,7 +240,6 @@ def test_leftovers_are_removed_before_something_new_is_made(tmp_path):
 @pytest.mark.parametrize(
     "place",
     [
-        "accumulation",
         "tensorboard",
         "wandb",
         "checkpoints",
@@ -262,8 +261,6 @@ def test_no_write_follows_a_link(home, place):
     before = contents(home)
     (run / place).symlink_to(elsewhere)
     verb = ("pretrain", "--resume", "r", "--no-probe")
-    if place == "accumulation":
-        verb = ("accumulation", "r")
     if place == "tensorboard":
         verb = ("wandb-sync", "r", "--tensorboard")
     code, message = call(*verb)

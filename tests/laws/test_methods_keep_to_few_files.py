@@ -17,7 +17,7 @@ MOST = {
     "progressive_layer_drop": 4,
     # its progress and its measurement are values of a step; the shape that is compiled
     "simigrad": 6,
-    "chunked_accumulation": 7,  # `efftrain accumulation`, and models that are read without it
+    "chunked_accumulation": 7,  # models that are read without it, and the bits that a plan predicts
     "ouroboros": 15,  # training on a ring of devices, which `bench` compares with others
     "standardization_loss": 9,  # what a model is shaped like, and a term that `compare` draws
     "staged_growth": 10,  # the command `grow`, and changing the model between stages

@@ -1,4 +1,6 @@
-"""Measure how many bits a real model's sums need; compare with theory (`efftrain accumulation`).
+"""Measure how many bits a real model's sums need; compare with theory.
+
+    python benchmarks/accumulation.py RUN [--error 0.04] [--operands fp8_e5m2] [--samples 4096]
 
 The model of a checkpoint makes one forward and backward pass over the next micro-batch of its
 training data. Every linear layer has three products. Of each, some outputs are drawn, and their
@@ -9,6 +11,7 @@ errors are those of the accumulation alone.
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +30,13 @@ from efftrain_cli.compare import picture
 from efftrain_cli.compare.picture import Plot
 from efftrain_cli.foundation.console import table_lines
 from efftrain_cli.foundation.files import make_folder, write_whole
-from efftrain_cli.methods.variance_retention import needed_bits, product_bits
+from efftrain_cli.methods.variance_retention import MANTISSA_BITS, needed_bits, product_bits
 from efftrain_cli.model.cross_entropy import capped
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.linear import ROLES
 from efftrain_cli.model.narrow_matmul import sums_in_order, to_operand
 from efftrain_cli.plan.plan import full_plan
+from efftrain_cli.run.names import find_run
 from efftrain_cli.training.session import choose_device, prepare_session
 from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
 
@@ -400,3 +404,46 @@ def plots_of(analysis: Analysis, error: float) -> list[Plot]:
         fades=True,
     )
     return [first, second]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", help="name of a run")
+    parser.add_argument("--checkpoint", help="step or name; default the newest")
+    parser.add_argument(
+        "--error",
+        type=float,
+        default=0.04,
+        help="relative error allowed in a product; the theory's threshold is at about 0.04",
+    )
+    parser.add_argument(
+        "--operands",
+        choices=MANTISSA_BITS,
+        help="of activations and weights; default the recipe's narrow ones, or fp8_e5m2",
+    )
+    parser.add_argument("--gradient-operands", choices=MANTISSA_BITS, help="default as --operands")
+    parser.add_argument("--samples", type=int, default=4096, help="outputs of each product")
+    parser.add_argument("--out", type=Path, help="folder; default accumulation/ in the run")
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args()
+
+    path = find_run(options.run)
+    analysis = analyse(
+        path.name,
+        checkpoint=options.checkpoint,
+        device=options.device,
+        operands=options.operands,
+        gradient_operands=options.gradient_operands,
+        samples=options.samples,
+    )
+    print("\n".join(lines(analysis, options.error)))
+    folder = options.out
+    if folder is None:
+        make_folder(path / "accumulation")
+        folder = path / "accumulation" / f"step-{analysis.step:08d}"
+    for file in save(analysis, folder, options.error):
+        print(f"written: {file}")
+
+
+if __name__ == "__main__":
+    main()
