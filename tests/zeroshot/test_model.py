@@ -16,6 +16,7 @@ from lm_eval.api.instance import Instance
 
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.model.gpt import GPT
+from efftrain_cli.training import dist
 from efftrain_cli.zeroshot.model import HarnessModel, Window, batch_windows
 from tests.tiny import config_of
 from tests.trained_run import random_gpt
@@ -176,37 +177,32 @@ def test_an_answer_ends_at_a_stop_string_or_the_limit(gpt, tokenizer):
         model.generate_until(requests)
 
 
-class Thread:
-    """One of three ranks."""
-
-    world_size = 3
-
-    def __init__(self, rank: int, said: list[Any], barrier: threading.Barrier) -> None:
-        self.rank, self._said, self._barrier = rank, said, barrier
-
-    def all_gather_json(self, value: object) -> list[Any]:
-        self._said[self.rank] = value
-        self._barrier.wait()
-        found = list(self._said)
-        self._barrier.wait()
-        return found
-
-
-def test_several_ranks_get_the_bits_of_one(gpt, tokenizer):
-    """Five requests in batches of two windows; and one request, fewer than there are ranks."""
+def test_several_ranks_get_the_bits_of_one(gpt, tokenizer, monkeypatch):
+    """Five requests in batches of two windows; and one request, fewer than there are ranks. The
+    ranks are threads, whose exchange waits for all of them."""
     few = asked(("ac", "d"))
     many = asked(("ac", "d"), ("b", "a"), ("cc", "ab"), ("dd", "c"), ("ab", "ab"))
-    settings: dict[str, Any] = {
-        "model": gpt, "tokenizer": tokenizer, "context_length": LENGTH, "batch_tokens": 4,
-    }  # fmt: skip
-    alone = HarnessModel(**settings)
-    expected = [alone.loglikelihood(few), alone.loglikelihood(many)]
+    model = HarnessModel(model=gpt, tokenizer=tokenizer, context_length=LENGTH, batch_tokens=4)
+    expected = [model.loglikelihood(few), model.loglikelihood(many)]
+
+    own = threading.local()
     said: list[Any] = [None] * 3
     found: list[Any] = [None] * 3
     barrier = threading.Barrier(3, timeout=30)
 
+    def gather(value: object) -> list[Any]:
+        said[own.rank] = value
+        barrier.wait()
+        values = list(said)
+        barrier.wait()
+        return values
+
+    monkeypatch.setattr(dist, "rank", lambda: own.rank)
+    monkeypatch.setattr(dist, "world_size", lambda: 3)
+    monkeypatch.setattr(dist, "gather_objects", gather)
+
     def one(rank: int) -> None:
-        model = HarnessModel(**settings, ranks=Thread(rank, said, barrier))
+        own.rank = rank
         found[rank] = [model.loglikelihood(few), model.loglikelihood(many)]
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(3)]
