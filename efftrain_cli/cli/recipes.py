@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import sys
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -16,6 +17,10 @@ from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.cli.options import Overrides, TextOrJson
 from efftrain_cli.foundation.console import print_folded, print_json, table_lines
 from efftrain_cli.foundation.errors import RecipeError, UsageError
+
+if TYPE_CHECKING:
+    from efftrain_cli.recipe.recipe import Recipe
+    from efftrain_cli.recipe.sizes import Written
 
 recipes = Commands(no_args_is_help=True)
 app.add_typer(
@@ -59,7 +64,8 @@ def list_recipes(format: TextOrJson = "text") -> None:
 @recipes.command(
     "new",
     examples=(
-        "efftrain recipes new mine --set data.train=my.txt",
+        "efftrain recipes new mine --text my.txt",
+        "efftrain recipes new mine --text my.txt --parameters 1M",
         "efftrain recipes new large --base gpt2-117m",
     ),
 )
@@ -73,12 +79,32 @@ def new_recipe(
     base: Annotated[
         str, Option(help="Recipe to begin with.", autocompletion=complete.recipe_names)
     ] = "small",
+    text: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Text or folder to train on. Its size, at most the base's model, decides"
+            " --parameters if that is not given.",
+        ),
+    ] = None,
+    parameters: Annotated[
+        str | None,
+        Option(
+            metavar="N",
+            help="Most parameters, such as 10M, input tables not counted: decides shape, batch"
+            " size, learning rate, warmup and budget.",
+        ),
+    ] = None,
+    tokens_per_parameter: Annotated[
+        float, Option(min=0.1, help="Budget of --parameters or --text, in tokens per parameter.")
+    ] = 20,
     set_: Overrides = None,
 ) -> None:
     """Write a recipe to begin with, commented, for your own text."""
     from efftrain_cli.foundation.files import write_whole
     from efftrain_cli.recipe.draft import is_path, shown_path
     from efftrain_cli.recipe.recipe import load_recipe
+    from efftrain_cli.recipe.sizes import START_OF_SWEEP
     from efftrain_cli.recipe.starter import starter
 
     path = Path("recipes") / f"{name}.toml"
@@ -93,6 +119,8 @@ def new_recipe(
             "  give another name, or edit it"
         )
     overrides = list(set_ or [])
+    if text is not None:
+        overrides.append(f"data.train={json.dumps(str(text))}")
     keys = {override.partition("=")[0].strip() for override in overrides}
     # On the text of a base of one's own, if it is here, the two can be compared.
     if Path(str(load_recipe(base).data.train)).exists():
@@ -103,15 +131,57 @@ def new_recipe(
     if "data.valid_fraction" not in keys:
         # A hundredth of a small text, the default, is too little to validate on.
         overrides.append("data.valid_fraction=0.05")
-    text = starter(name, base, overrides)
+    sizes: list[Written] = []
+    if text is not None or parameters is not None:
+        sizes = _sizes(load_recipe(base, overrides), text, parameters, tokens_per_parameter)
+    if "optim.lr" in keys:
+        # The rule's might exceed the rate.
+        keys.add("optim.min_lr")
+    sizes = [written for written in sizes if written.key not in keys]
+    overrides = [*(f"{each.key}={json.dumps(each.value)}" for each in sizes), *overrides]
+    comments = {each.key: each.source for each in sizes}
+    content = starter(name, base, overrides, comments)
     path.parent.mkdir(exist_ok=True)
     # A full disk leaves no part of it, which would be in the way of the next try.
-    write_whole(path, text)
+    write_whole(path, content)
     print(f"{shown_path(path)} written, based on {base}; edit it, then")
     if needs_text:
         print_folded(f"  put your text into my.txt, or name it in data.train: {base}'s is not used")
     print(f"  efftrain pretrain --recipe {name} --plan")
     print(f"  efftrain pretrain --recipe {name}")
+    if START_OF_SWEEP in comments.get("optim.lr", ""):
+        print_folded(
+            "optim.lr is the start of a sweep: the rule was fitted to models of 5M parameters"
+            " and more"
+        )
+
+
+def _sizes(
+    recipe: Recipe, text: Path | None, parameters: str | None, tokens_per_parameter: float
+) -> list[Written]:
+    """Return what --parameters, or else the size of --text, decides.
+
+    Raises:
+        UsageError: the number is not one, the text is missing, or no model is so small.
+    """
+    from efftrain_cli.foundation.section import parse_count
+    from efftrain_cli.plan.cost import likely_vocabulary
+    from efftrain_cli.recipe.sizes import parameters_for, written_sizes
+
+    vocab_size = likely_vocabulary(recipe.data.tokenizer)
+    if parameters is not None:
+        try:
+            most = parse_count(parameters)
+        except ValueError as error:
+            raise UsageError(f"--parameters {parameters}: {error}") from None
+    else:
+        assert text is not None
+        if not text.exists():
+            raise UsageError(f"--text {text} does not exist\n  name a file or folder")
+        files = text.rglob("*") if text.is_dir() else [text]
+        text_bytes = sum(file.stat().st_size for file in files if file.is_file())
+        most = parameters_for(recipe, vocab_size, text_bytes, tokens_per_parameter)
+    return list(written_sizes(recipe, vocab_size, most, tokens_per_parameter))
 
 
 @recipes.command(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from efftrain_cli.recipe.draft import parse_override, read_recipe_file
@@ -68,8 +69,16 @@ _METHODS = """
 """
 
 
-def starter(name: str, base: str, overrides: Sequence[str]) -> str:
+def starter(
+    name: str,
+    base: str,
+    overrides: Sequence[str],
+    comments: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Return the text of a recipe `name`: `base` with `key=value` overrides, all written out.
+
+    Args:
+        comments: dotted key -> a comment to stand after its value; `overrides` has the key.
 
     Raises:
         RecipeError: `base` is not found, or breaks any rule with the overrides.
@@ -87,6 +96,10 @@ def starter(name: str, base: str, overrides: Sequence[str]) -> str:
         key = parse_override(override)[0]
         if key not in _PLACE.findall(text):
             _copy(draft.values, document, key.split("."))
+    for key, comment in comments.items():
+        section, _, inner = key.partition(".")
+        table: Any = document[section]
+        table.item(inner).comment(comment)
     return re.sub(r"\n+(?=\[)", "\n\n", tomlkit.dumps(document)) + _METHODS
 
 

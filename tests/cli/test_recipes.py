@@ -206,6 +206,42 @@ def test_the_example_in_a_new_recipe_can_be_uncommented(efftrain, tmp_path, monk
     assert load_recipe("mine") == load_recipe("small", [*usual, *overrides])
 
 
+def test_a_new_recipe_has_the_size_that_its_text_is_enough_for(efftrain, tmp_path, monkeypatch):
+    """1.5 MB are 500,000 tokens, enough for 100,000 parameters: two blocks of 32 have 58,240, with
+    a head of 1,024 x 32. 2,171 tokens a step are 8 sequences; 20 tokens a parameter are 569 such
+    steps. A rate by --set keeps the base's min_lr."""
+    (tmp_path / "my.txt").write_text("a" * 1_500_000)
+    done = efftrain("recipes new mine --text my.txt --set optim.lr=1e-3")
+    assert "start of a sweep" not in done.stdout, "the rate is the user's"
+    monkeypatch.chdir(tmp_path)
+    sizes = ["model.n_layer=2", "model.n_head=2", "model.n_embd=32", "train.tokens=1_164_800"]
+    rates = ["optim.lr=1e-3", "optim.betas=[0.9, 0.99]"]
+    steps = ["train.batch_size=8", "optim.warmup_steps=28", "eval.every=28"]
+    text = ["data.train=my.txt", "data.valid_fraction=0.05"]
+    assert load_recipe("mine") == load_recipe("small", [*sizes, *rates, *steps, *text])
+    line = "n_layer = 2 # 58,240 parameters with the head: docs/sizes.md"
+    assert line in (tmp_path / "recipes" / "mine.toml").read_text()
+
+
+def test_a_new_recipe_below_five_million_parameters_names_the_sweep(efftrain):
+    said = "optim.lr is the start of a sweep"
+    assert said in efftrain("recipes new four --parameters 4M").stdout
+    assert said not in efftrain("recipes new ten --parameters 10M").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--parameters 5K", "5,000 parameters hold no model: the smallest has 19,696"),
+        ("--parameters ten", "--parameters ten: write a count as"),
+        ("--text nowhere", "--text nowhere does not exist"),
+    ],
+)
+def test_a_size_without_a_model_writes_nothing(efftrain, tmp_path, options, why):
+    assert why in efftrain(f"recipes new mine {options}", code=2).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_new_recipe_changes_one_of_its_bases_stages(efftrain, tmp_path, monkeypatch):
     overrides = [
         "stages.0.switch.value=500_000",
