@@ -91,6 +91,8 @@ class StepPlan(NamedTuple):
     """Factor of each block's residual branches, length n_layer; None where all are 1."""
     measure_similarity: bool = False
     """Compare the gradients of the two halves of the batch."""
+    beta2: float | None = None
+    """Adam's second decay rate in this step; None: the optimizer's own."""
 
     def first_sequence(self, micro_batch: int) -> int:
         """Return the number of the first sequence of a micro-batch (from 0, in the whole step); the

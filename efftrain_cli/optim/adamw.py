@@ -36,7 +36,12 @@ class AdamW:
     """An `Optimizer`: PyTorch's fused AdamW (Loshchilov and Hutter 2019), all second moments in one
     flat buffer."""
 
-    gradient_powers: Mapping[str, int] = {"exp_avg": 1, "exp_avg_sq": 2, "step": 0}
+    gradient_powers: Mapping[str, int] = {
+        "exp_avg": 1,
+        "exp_avg_sq": 2,
+        "exp_avg_sq_weight": 0,
+        "step": 0,
+    }
     columns_by_max = frozenset({"adam_sqrt_v_max"})
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
@@ -74,19 +79,58 @@ class AdamW:
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": view[: parameter.numel()].view(parameter.shape),
             }
+            if settings.beta2_tokens is not None:
+                # Of the terms of `exp_avg_sq`, for its bias correction.
+                state["exp_avg_sq_weight"] = torch.zeros((), device=parameter.device)
             self._adamw.state[parameter] = state
             self._state[name] = state
 
-    def step(self, lr: float, found_inf: Tensor) -> None:
+    def step(self, lr: float, found_inf: Tensor, beta2: float | None = None) -> None:
         """See `Optimizer.step`."""
+        if beta2 is not None:
+            self._step_at(lr, found_inf, beta2)
+            return
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.found_inf = found_inf
         with torch.no_grad():
             _torch_step(self._adamw)
 
+    @torch.no_grad()
+    def _step_at(self, lr: float, found_inf: Tensor, beta2: float) -> None:
+        """Make torch's step with a beta2 of its own.
+
+        v is corrected by the weight of its terms, 1 less the product of every step's beta2: torch's
+        1 - beta2^step is that only if all are equal.
+        """
+        skip = found_inf.bool()
+        for group in self._adamw.param_groups:
+            beta1 = group["betas"][0]
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                state = self._adamw.state[parameter]
+                mean = torch.lerp(state["exp_avg"], gradient, 1 - beta1)
+                square = torch.lerp(state["exp_avg_sq"], gradient.square(), 1 - beta2)
+                square_weight = beta2 * state["exp_avg_sq_weight"] + (1 - beta2)
+                step = state["step"] + 1
+                rms = (square / square_weight).sqrt_().add_(group["eps"])
+                direction = mean / (1 - beta1**step) / rms
+                weight = parameter * (1 - lr * group["weight_decay"])
+                weight.sub_(direction, alpha=lr)
+                for old, new in (
+                    (parameter, weight),
+                    (state["exp_avg"], mean),
+                    (state["exp_avg_sq"], square),
+                    (state["exp_avg_sq_weight"], square_weight),
+                    (state["step"], step),
+                ):
+                    torch.where(skip, old, new, out=old)
+
     def tensors(self) -> Tensors:
-        """See `Optimizer.tensors`: `exp_avg.NAME`, `exp_avg_sq.NAME` and the 0-d `step.NAME`."""
+        """See `Optimizer.tensors`: `exp_avg.NAME`, `exp_avg_sq.NAME` and the 0-d `step.NAME`; with
+        `beta2_tokens` the 0-d `exp_avg_sq_weight.NAME` too."""
         tensors: Tensors = {}
         for name, state in self._state.items():
             tensors |= {f"{key}.{name}": value for key, value in state.items()}

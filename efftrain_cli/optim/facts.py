@@ -33,6 +33,8 @@ class OptimizerFacts:
 
     has_muon_lr: bool = False
     """Whether the blocks' matrices have the learning rate optim.muon_lr."""
+    has_second_moment: bool = True
+    """Whether optim.beta2_tokens means something to it."""
     supports_sharding: bool = True
     """Whether it can update rows of a tensor without the others."""
     step_flops: Callable[[Dimensions], float] = _no_flops
@@ -54,5 +56,5 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
         step_flops=newton_schulz_flops,
         state_size=_muon_moments,
     ),
-    "lion": OptimizerFacts(state_size=parameter_count),
+    "lion": OptimizerFacts(has_second_moment=False, state_size=parameter_count),
 }

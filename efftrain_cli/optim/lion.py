@@ -37,8 +37,8 @@ class Lion:
             self._momentum[name] = torch.zeros_like(parameter)
 
     @torch.no_grad()
-    def step(self, lr: float, found_inf: Tensor) -> None:
-        """See `Optimizer.step`."""
+    def step(self, lr: float, found_inf: Tensor, beta2: float | None = None) -> None:
+        """See `Optimizer.step`; `beta2` is not read, and the recipe's rules allow none."""
         skip = found_inf.bool()
         for name, parameter in self._parameters.items():
             gradient = parameter.grad

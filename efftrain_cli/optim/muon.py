@@ -87,9 +87,9 @@ class Muon:
             for part, buffer in zip(matrix.parts, buffers, strict=True):
                 self._muon.state[part]["momentum_buffer"] = buffer
 
-    def step(self, lr: float, found_inf: Tensor) -> None:
+    def step(self, lr: float, found_inf: Tensor, beta2: float | None = None) -> None:
         """See `Optimizer.step`."""
-        self._adamw.step(lr, found_inf)
+        self._adamw.step(lr, found_inf, beta2)
         for group in self._muon.param_groups:
             group["lr"] = lr * self._lr_ratio
 

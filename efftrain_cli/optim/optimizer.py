@@ -27,6 +27,8 @@ class Settings(Protocol):
     @property
     def betas(self) -> tuple[float, float]: ...
     @property
+    def beta2_tokens(self) -> int | None: ...
+    @property
     def eps(self) -> float: ...
     @property
     def weight_decay(self) -> float: ...
@@ -71,9 +73,11 @@ class Optimizer(Protocol):
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """Create the state that the first step starts from."""
 
-    def step(self, lr: float, found_inf: Tensor) -> None:
+    def step(self, lr: float, found_inf: Tensor, beta2: float | None = None) -> None:
         """Update every parameter that has a gradient, at the step's learning rate.
 
+        `beta2` is Adam's second decay rate in this step, needed with `beta2_tokens`; None: the
+        second of `betas`.
         If `found_inf` (0-d fp32 on the device) is 1, weights, moments and counters keep every bit.
         The device reads it, so the host need not wait for its value.
         """

@@ -95,6 +95,7 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
         evaluate=step % recipe.eval.every == 0 or progress.tokens + tokens >= train.tokens,
         branch_scales=scales,
         measure_similarity=measures,
+        beta2=optim.beta2_at(tokens),
     )
 
 

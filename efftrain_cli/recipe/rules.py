@@ -107,6 +107,11 @@ def _optim_rules(recipe: Sections) -> Problems:
                 f"optim.{key}",
                 f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false',
             )
+    if not optim.facts.has_second_moment and optim.beta2_tokens is not None:
+        yield (
+            "optim.beta2_tokens",
+            f'needs a second moment, and "{optim.name}" has none: set it to false',
+        )
     ouroboros = recipe.methods.get("ouroboros")
     late = ouroboros is not None and ouroboros.modules > 1
     if optim.z_loss and late:

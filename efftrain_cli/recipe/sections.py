@@ -223,6 +223,9 @@ class Optim:
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Adam's decay rates of the first and second moment; Lion's of the update and of the
     momentum."""
+    beta2_tokens: Annotated[Count, Field(ge=1)] | None = None
+    """Half-life of Adam's second moment, in tokens, in place of the second beta: a step of B tokens
+    has beta2 = 0.5^(B / beta2_tokens)."""
     eps: float = Field(default=1e-8, gt=0)
     """Adam's epsilon."""
     weight_decay: float = Field(default=0.1, ge=0)
@@ -252,6 +255,16 @@ class Optim:
     def facts(self) -> OptimizerFacts:
         """What the optimizer can do."""
         return OPTIMIZERS[self.name]
+
+    def beta2_at(self, tokens: int) -> float | None:
+        """Return beta2 in a step of so many tokens; None: the second of `betas` in every step.
+
+        Marek et al. 2025, arXiv 2507.07101, section 3: beta2^(B'/B) at batch B' has the half-life
+        in tokens of beta2 at batch B.
+        """
+        if self.beta2_tokens is None:
+            return None
+        return 0.5 ** (tokens / self.beta2_tokens)
 
     @property
     def has_end(self) -> bool:

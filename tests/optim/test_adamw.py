@@ -57,6 +57,49 @@ def test_steps_are_those_of_pytorch():
     assert len(state) == 3 * len(KINDS)
 
 
+def test_equal_steps_of_a_half_life_are_those_of_pytorch():
+    """Steps of a tenth of the half-life: beta2 = 0.5^0.1 in each."""
+    ours_model, gradients = model_and_gradients()
+    theirs_model, _ = model_and_gradients()
+    settings = Optim(lr=3e-3, weight_decay=0.1, beta2_tokens=1000)
+    parameters = ParameterSet(named=dict(ours_model.named_parameters()), kinds=KINDS)
+    ours = AdamW(parameters, settings)
+    decayed = [theirs_model[0].weight]
+    others = [p for p in theirs_model.parameters() if p is not decayed[0]]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    theirs = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.5**0.1), eps=1e-8)
+    for step in gradients:
+        for model in (ours_model, theirs_model):
+            for p, gradient in zip(model.parameters(), step, strict=True):
+                p.grad = gradient.clone()
+        ours.step(3e-3, torch.zeros(()), settings.beta2_at(100))
+        theirs.step()
+    for name, b in theirs_model.named_parameters():
+        torch.testing.assert_close(ours_model.get_parameter(name), b, rtol=2e-5, atol=1e-7)
+
+
+def test_steps_of_other_sizes_keep_the_half_life_in_tokens():
+    """A step of one half-life (beta2 0.5), then one of two (0.25), gradients 1 and 2, beta1 0:
+
+    v = 0.5, weight 0.5: the step is 0.1 x 1 / sqrt(1);
+    v = 0.25 x 0.5 + 0.75 x 4 = 3.125, weight 0.25 x 0.5 + 0.75 = 0.875: 0.1 x 2 / sqrt(3.5714).
+    """
+    parameter = nn.Parameter(torch.zeros(1))
+    settings = Optim(lr=0.1, betas=(0.0, 0.9), beta2_tokens=1000)
+    adamw = AdamW(ParameterSet(named={"a": parameter}, kinds={"a": "vector"}), settings)
+    weights = []
+    for tokens, gradient in ((1000, 1.0), (2000, 2.0)):
+        parameter.grad = torch.tensor([gradient])
+        adamw.step(0.1, torch.zeros(()), settings.beta2_at(tokens))
+        weights.append(parameter.item())
+    assert weights == pytest.approx([-0.1, -0.1 - 0.105830])
+    assert adamw.tensors()["exp_avg_sq_weight.a"].item() == pytest.approx(0.875)
+    before = [tensor.clone() for tensor in adamw.tensors().values()]
+    adamw.step(0.1, torch.ones(()), 0.5)
+    assert all(map(torch.equal, adamw.tensors().values(), before))
+    assert parameter.item() == weights[-1], "a step that is not finite changes nothing"
+
+
 def test_measures_are_of_every_second_moment():
     model, gradients = model_and_gradients()
     optimizer = made(model)

@@ -211,5 +211,6 @@ def test_is_an_optimizer():
         "momentum_buffer": 1,
         "exp_avg": 1,
         "exp_avg_sq": 2,
+        "exp_avg_sq_weight": 0,
         "step": 0,
     }

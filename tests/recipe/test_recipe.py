@@ -209,6 +209,7 @@ def test_windows_files_are_read(folder):
         (["optim.name=muon", "optim.muon_scale=original"], "optim.muon_lr"),
         (["optim.muon_scale=match_rms_adamw"], "optim.muon_scale"),
         (["optim.decay_shape=square"], "optim.decay_shape"),
+        (["optim.name=lion", "optim.beta2_tokens=1M"], "optim.beta2_tokens"),
         (["seq_len_warmup.start=72", "seq_len_warmup.steps=10"], "seq_len_warmup.start"),
         (["seq_len_warmup.steps=100_000"], "seq_len_warmup.steps"),
         (["seq_len_warmup={steps=10, batch='tokens', mode='truncate'}"], "seq_len_warmup.batch"),
