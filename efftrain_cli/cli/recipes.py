@@ -151,8 +151,7 @@ def new_recipe(
     print(f"  efftrain pretrain --recipe {name}")
     if START_OF_SWEEP in comments.get("optim.lr", ""):
         print_folded(
-            "optim.lr is the start of a sweep: the rule was fitted to models of 5M parameters"
-            " and more"
+            "optim.lr is the start of a sweep: no law of the rate reaches below 5M parameters"
         )
 
 
