@@ -51,7 +51,7 @@ METHODS = {
     "muon": ["optim.name=muon", "optim.muon_lr=0.02"],
     "half-life": [
         "optim.beta2_tokens=500",
-        "batch_size_warmup={start = 2, increment = 3, switch = [100, 300]}",
+        "batch_size_warmup={start = 2, increment = 2, sequences = 14}",
     ],
     "bf16": ["train.dtype=bf16"],
     "z-loss": ["optim.z_loss=1e-3"],
