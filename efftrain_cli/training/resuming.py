@@ -25,7 +25,7 @@ from efftrain_cli.training import dist
 
 Differences = list[list[Any]]
 """[key, before, now] of what a resumed run differs in."""
-SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name")
+SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name", "optim.beta2_tokens")
 """Recipe keys that decide which tensors there are, and their shapes."""
 
 
