@@ -155,8 +155,8 @@ def test_two_at_once_on_one_folder(folder):
 
 def test_tuning_comes_first_on_seeds_of_its_own(folder):
     def loss(trial):
-        rate = [float(text.split("=")[1]) for text in trial.settings]
-        return normal(trial) + abs(rate[0] - 2e-3) * 1000
+        settings = dict(text.split("=") for text in trial.settings)
+        return normal(trial) + abs(float(settings["optim.lr"]) - 2e-3) * 1000
 
     runner = Fake(loss)
     grid = {"optim.lr": (1e-3, 2e-3, 4e-3)}
