@@ -23,7 +23,7 @@ def test_every_command_works_in_order_at_toy_length(efftrain, tmp_path, monkeypa
     for name in ("my", "text", "valid"):
         (tmp_path / f"{name}.txt").write_text(made_text())
     (study,) = blocks_of(PAGE, "toml")
-    study = study.replace("300_000", "1_536").replace("steps=30", "steps=6").replace("=32", "=8")
+    study = study.replace("300_000", "1_536").replace("steps=30", "steps=5").replace("=32", "=8")
     (tmp_path / "warmup.toml").write_text(study)
     commands = commands_of(PAGE)
     assert len(commands) == 8
