@@ -38,4 +38,5 @@ def test_every_command_works_in_order_at_toy_length(efftrain, tmp_path, monkeypa
             written = Path("recipes/mine.toml")
             toy = toy_recipe(load_recipe(str(written)), tmp_path)
             written.write_text(dump_recipe(replace(toy, data=replace(toy.data, train="my.txt"))))
-    assert re.search(r"^slw (is|against plain is) \w+ (than plain )?in final loss", done.stdout)
+    verdict = r"^slw (is|against plain is) \w+ (than plain )?in final loss"
+    assert re.search(verdict, done.stdout, re.MULTILINE)
