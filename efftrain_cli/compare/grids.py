@@ -100,10 +100,12 @@ def grid_lines(
     frame = frame.assign(cell=cells)
     mean = f"nats/token, mean of {seeds}"
     if len(keys) > 1:
-        texts = frame[["arm", *keys, "cell"]].astype(str)
+        # An arm that was not tuned over a key has no value of it.
+        texts = frame[["arm", *keys, "cell"]].astype(object).fillna("-").astype(str)
         rows = [tuple(row) for row in texts.to_numpy()]
         return ["", *table_lines((title or "arm", *keys, mean), rows), NOTE]
     (key,) = keys
+    frame = frame.dropna(subset=[key])
     values = list(dict.fromkeys(frame[key]))
     rows = []
     for arm, group in frame.groupby("arm", sort=False):

@@ -90,6 +90,7 @@ def runs_of(
                 f"{source} has no column {column!r}, only {listed(list(table), 12)}\n"
                 f"  name the one that holds it: --columns {column}=NAME"
             )
+    table = with_numbers(table, source)
     has_seeds = "seed" in table
     if "run" not in table:
         numbers = table.seed if has_seeds else table.index
@@ -102,6 +103,27 @@ def runs_of(
     for run in runs:
         longest[run.arm] = np.fmax(run.spent("step"), longest.get(run.arm, math.nan))
     return [with_status(run, longest[run.arm]) for run in runs]
+
+
+def with_numbers(table: pd.DataFrame, source: str) -> pd.DataFrame:
+    """Return a table whose columns of numbers are numbers, and whose seeds are whole ones.
+
+    Raises:
+        UsageError: one holds something else.
+    """
+    table = table.copy()
+    for column in (*CURVE, "seed"):
+        if column in table:
+            try:
+                table[column] = pd.to_numeric(table[column])
+            except (ValueError, TypeError) as error:
+                raise UsageError(f"{source}: column {column!r} holds no numbers: {error}") from None
+    if "seed" in table and not (table.seed % 1 == 0).all():
+        raise UsageError(
+            f"{source}: column 'seed' holds something else than whole numbers\n"
+            "  leave the column out to compare runs without pairs"
+        )
+    return table
 
 
 def check_rows(table: pd.DataFrame, source: str) -> None:

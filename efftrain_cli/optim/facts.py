@@ -42,11 +42,6 @@ class OptimizerFacts:
     state_size: Callable[[GPTConfig], int] = _two_moments
     """Numbers of its state, fp32; counters of steps are left out."""
 
-    @property
-    def counts_flops(self) -> bool:
-        """Whether a step has matrix products."""
-        return self.step_flops is not _no_flops
-
 
 OPTIMIZERS: dict[str, OptimizerFacts] = {
     "adamw": OptimizerFacts(),

@@ -29,7 +29,7 @@ from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
-from efftrain_cli.recipe.check import Check, inner_class, may_be_absent, methods_in
+from efftrain_cli.recipe.check import Check, methods_in
 from efftrain_cli.recipe.draft import Draft, read_recipe_file, report
 from efftrain_cli.recipe.rules import rules_between
 from efftrain_cli.recipe.sections import (
@@ -191,22 +191,6 @@ def flat_values(recipe: Recipe) -> dict[str, Any]:
     """Map the dotted key of every value that is present to it; keys of the n-th [[section]] are
     numbered, from 0."""
     return flatten(recipe_values(recipe))
-
-
-def with_defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete dotted keys, as an older version wrote them, by the defaults of keys that it did not
-    know: it computed as these say. Sections that a recipe can do without stay as they are."""
-    completed = dict(flat)
-    for name, info in Recipe.__pydantic_fields__.items():  # type: ignore[attr-defined]
-        section = inner_class(info.annotation)
-        if section is None or may_be_absent(info.annotation):
-            continue
-        if not any(key.startswith(f"{name}.") for key in flat):
-            continue
-        for key, inner in section.__pydantic_fields__.items():
-            if isinstance(inner.default, str | bool | int | float):
-                completed.setdefault(f"{name}.{key}", inner.default)
-    return completed
 
 
 def dump_recipe(recipe: Recipe, comments: Mapping[str, str] | None = None) -> str:

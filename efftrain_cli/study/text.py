@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from efftrain_cli.compare.grids import grid_lines
@@ -32,7 +33,7 @@ def tell_look(rows: Sequence[Result], pairs: int) -> None:
         estimate = estimate_text(row, with_unit=True) or row.why
         verdict = row.verdict or "not judged"
         if row.given_up:
-            verdict = "given up, p > 0.5"
+            verdict = f"given up, p > {math.floor(10 * row.p) / 10:g}"
         name = f"{row.arm}, {row.title}," if has_several else row.arm
         say(f"{counted(pairs, 'pair')}: {name} {estimate}: {verdict}")
 

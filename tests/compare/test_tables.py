@@ -114,6 +114,9 @@ def test_a_table_with_a_schedule_has_costs():
         (lambda t: t, {"val_loss": "val_bpb"}, "has no column 'val_bpb'\n  it has arm, seed"),
         (lambda t: t, {"loss": "val_loss"}, "--columns loss=: no such column\n  did you mean"),
         (lambda t: pd.concat([t, t[:1]]), {}, "two rows of run adam-seed0, step 50\n"),
+        (lambda t: t.assign(val_loss="low"), {}, "column 'val_loss' holds no numbers"),
+        (lambda t: t.assign(seed=0.5), {}, "column 'seed' holds something else than whole"),
+        (lambda t: t.assign(seed=math.nan), {}, "column 'seed' holds something else than whole"),
         (
             lambda t: t.assign(run="one"),
             {},
@@ -124,6 +127,15 @@ def test_a_table_with_a_schedule_has_costs():
 def test_what_a_table_lacks_is_one_message(change, columns, message):
     with pytest.raises(UsageError, match=message):
         runs_of(change(table()), "runs.csv", columns)
+
+
+def test_equal_curves_under_two_seeds_are_a_copy():
+    rows = []
+    for arm, seed, shift in (("a", 0, 0.0), ("a", 1, 0.0), ("b", 0, 0.1), ("b", 1, 0.2)):
+        rows += [[arm, seed, step, 5 - step / 10 + shift] for step in range(4)]
+    frame = pd.DataFrame(rows, columns=["arm", "seed", "step", "val_loss"])
+    with pytest.raises(UsageError, match="a-seed1 began with the losses of a-seed0"):
+        compare(runs_of(frame, "x"))
 
 
 def test_columns_are_renamed():

@@ -15,6 +15,7 @@ from efftrain_cli.study.conduct import UNEQUAL, conduct
 from efftrain_cli.study.plans import read_study
 from efftrain_cli.study.race import race_plan
 from efftrain_cli.study.registration import read_looks
+from tests.conftest import cli
 from tests.study.fake import Fake, recipes
 
 DIFFERENT = Claim()
@@ -237,3 +238,13 @@ def test_a_best_value_at_an_edge_names_what_widens_the_grid(folder):
     said = "a: the best optim.lr, 0.004, is at the edge of its grid; add optim.lr=0.008"
     assert said in caveats
     assert "settings were chosen on 1 seed: intervals lack this noise" in caveats
+
+
+def test_a_long_race_asks_first(folder, monkeypatch):
+    """Without a terminal it needs --yes."""
+    monkeypatch.setattr("efftrain_cli.cli.race.LARGE", 0.0)
+    with pytest.raises(
+        UsageError, match=r"this race may take .*: no terminal to ask on\n  give --yes"
+    ):
+        cli("race a.toml b.toml")
+    assert not (folder / "runs").exists()
