@@ -20,7 +20,6 @@ from efftrain_cli.foundation.records import Record, has_toml_seal, read_record, 
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
 from efftrain_cli.run.glance import Glance, glance, glance_at_group, written_at
 from efftrain_cli.run.lines import read_file
-from efftrain_cli.run.metrics import check_rows
 from efftrain_cli.run.names import run_groups, runs_by_recipe, runs_meant
 from efftrain_cli.run.origin import Origin
 from efftrain_cli.run.small_files import read_recipe_values
@@ -176,11 +175,10 @@ def verify_run(path: Path) -> str:
     checkpoints, damage = verify_checkpoints(path)
     problems += damage
     counts = []
-    unchecked = 0
     for name, noun in (("metrics.jsonl", "row"), ("events.jsonl", "event")):
         file = path / name
         try:
-            lines = check_rows(path) if noun == "row" else read_file(file)
+            lines = read_file(file)
         except OSError as error:
             problems.append(f"{file} cannot be read: {error.strerror}")
             continue
@@ -191,13 +189,10 @@ def verify_run(path: Path) -> str:
                 " the run was killed, or is writing now"
             )
         counts.append(counted(len(lines.texts), noun))
-        unchecked += lines.checked.count(False)
     if problems:
         raise DataError("\n".join(problems))
     counts.append(counted(checkpoints, "checkpoint"))
     text = f"{path.name}: {', '.join(counts)}: no damage"
-    if unchecked:
-        text += f"; {counted(unchecked, 'line')} without a check value"
     return f"{text}; {counted(unsealed, 'file')} without a seal" if unsealed else text
 
 

@@ -25,8 +25,8 @@ from efftrain_cli.recipe.draft import shown_path
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.glance import glance, written_at
-from efftrain_cli.run.lines import Values
-from efftrain_cli.run.metrics import all_rows, check_rows, columns_of, latest_rows
+from efftrain_cli.run.lines import Values, read_file
+from efftrain_cli.run.metrics import all_rows, columns_of, latest_rows
 from efftrain_cli.run.names import recipe_name
 from efftrain_cli.run.small_files import SmallFiles, read_run
 from efftrain_cli.run.stability import COLUMNS, SLIGHT, measure, validation_curve
@@ -75,7 +75,7 @@ def _facts(run: SmallFiles, rows: Sequence[Values], last: Values) -> Iterator[tu
     changes = _changes(run.origin.get("command"))
     yield "recipe", f"{recipe_name(run.origin, run.name)}, seed {seed}, {changes}"
     yield "text", _text(run.recipe.get("data", {}))
-    damage = len(check_rows(run.path).corrupt)
+    damage = len(read_file(run.path / "metrics.jsonl").corrupt)
     if damage:
         yield "damage", f"{counted(damage, 'line')} of metrics.jsonl left out: `runs verify`"
     if (run.path / "zeroshot.json").exists():

@@ -157,13 +157,13 @@ def write_run(
     write_rows(path, rows if rows is not None else rows_of(steps, seed, speed))
     if events is None:
         events = [{"event": "start", "time": "2026-01-02T03:04:05+00:00"}]
-    write_jsonl(path / "events.jsonl", events)
+    write_sealed(path / "events.jsonl", events)
     return path
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes metrics.jsonl."""
-    write_jsonl(path / "metrics.jsonl", rows)
+    write_sealed(path / "metrics.jsonl", rows)
 
 
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:

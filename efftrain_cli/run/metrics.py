@@ -15,14 +15,13 @@ import select
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import CheckpointError, DataError
-from efftrain_cli.run.lines import CHECK, Fields, Lines, Values, parse, read_file, split_lines
+from efftrain_cli.run.lines import Fields, Lines, Values, parse, read_file, split_lines
 from efftrain_cli.run.small_files import unreadable
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     Columns = dict[str, np.ndarray]
     """float64 values by column, one per row."""
 
-CorruptLines = tuple[tuple[int, str], ...]
-"""(number, what is wrong) of lines that are not rows, or not the row that was written."""
 _COUNTERS = ("step", "segment", "nonfinite")
 """Columns that decide which rows count; always read."""
 POLL_SECONDS = 1.0
@@ -51,8 +48,8 @@ class Metrics:
     """Starts and resumes that wrote rows."""
     nonfinite_segments: int
     """Segments with a step whose loss or gradient was not finite, replaced ones included."""
-    corrupt: CorruptLines
-    """Lines that were dropped."""
+    corrupt: tuple[tuple[int, str], ...]
+    """(number, fault) of lines that were dropped."""
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -71,28 +68,32 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
         columns: those wanted; empty: all that hold numbers.
 
     Raises:
-        DataError: the file holds no rows, or is damaged in more places than its kills explain.
+        DataError: the file is damaged in more places than its kills explain.
     """
     import numpy as np
 
     lines = _read(run)
-    corrupt = lines.corrupt
-    arrays = _read_by_arrow(lines, columns)
-    if arrays is None:
-        rows, corrupt = _valid_rows(lines, columns)
-        _refuse_ruins(lines, rows, corrupt, run)
-        names = columns or dict.fromkeys(chain.from_iterable(rows))
-        arrays = columns_of(rows, [*names, *_COUNTERS])
-
+    arrays = _parse_columns(lines.texts, columns)
     segment = arrays["segment"]
     starts = np.append(0, np.cumsum(np.diff(segment) != 0))[: len(segment)]
+    segments = len(np.unique(starts))
+    # Each kill may tear one line. More than that is damage.
+    if len(lines.corrupt) > max(1, segments):
+        path = run / "metrics.jsonl"
+        number, wrong = lines.corrupt[0]
+        raise DataError(
+            f"{path} is damaged: {len(lines.corrupt)} lines are not rows (line {number} is the"
+            f" first: {wrong}), but the run was started {segments} times\n"
+            "  restore the file from a copy, or remove those lines:"
+            f" `efftrain runs verify {run.name}` lists them"
+        )
     latest = _latest(arrays["step"])
     kept = {name: values[latest] for name, values in arrays.items()}
     return Metrics(
         {name: kept[name] for name in columns or kept},
-        segments=len(np.unique(starts)),
+        segments=segments,
         nonfinite_segments=len(np.unique(starts[arrays["nonfinite"] > 0])),
-        corrupt=corrupt,
+        corrupt=lines.corrupt,
     )
 
 
@@ -112,7 +113,7 @@ def latest_rows(run: Path, until: float = math.inf) -> list[Values]:
 
 def all_rows(run: Path) -> list[Values]:
     """Return every row in file order, replaced ones too; refuse nothing, as `latest_rows`."""
-    return _valid_rows(_read(run))[0]
+    return [row for row in map(parse, _read(run).texts) if row is not None]
 
 
 def check_nothing_trained(run: Path) -> None:
@@ -145,38 +146,21 @@ def last_row(run: Path) -> Values:
     return {}
 
 
-def check_rows(run: Path) -> Lines:
-    """Read all lines of a run's rows; those that are not the rows that were written are `corrupt`.
-
-    Raises:
-        OSError: the file is there and cannot be read.
-    """
-    lines = read_file(run / "metrics.jsonl")
-    return replace(lines, corrupt=_valid_rows(lines)[1])
-
-
 def follow_run(run: Path) -> Iterator[Values]:
-    """Yield each row and event that another process writes to a run, until standard input closes.
-
-    Rows come in their order, events in theirs; damaged ones are left out. An event has an `event`,
-    a row none.
-    """
-    position = dict.fromkeys(("metrics.jsonl", "events.jsonl"), 0)
+    """Yield each row that another process writes to a run, until standard input closes; damaged
+    ones are left out."""
+    position = 0
     closed = False
     while True:
-        for name in position:
-            content = b""
-            with contextlib.suppress(FileNotFoundError), (run / name).open("rb") as file:
-                file.seek(position[name])
-                content = file.read()
-            # Only whole lines are read past: a resume cuts a torn last one off, and may write
-            # others in its place.
-            content = content[: content.rfind(b"\n") + 1]
-            position[name] += len(content)
-            for line in split_lines(content).texts:
-                value = parse(line)
-                if value and ("event" in value or isinstance(value.get("step"), int)):
-                    yield value
+        content = b""
+        with contextlib.suppress(FileNotFoundError), (run / "metrics.jsonl").open("rb") as file:
+            file.seek(position)
+            content = file.read()
+        # Only whole lines are read past: a resume cuts a torn last one off, and may write others
+        # in its place.
+        content = content[: content.rfind(b"\n") + 1]
+        position += len(content)
+        yield from filter(None, map(parse, split_lines(content).texts))
         if closed:
             return
         closed = _is_input_closed(POLL_SECONDS)
@@ -208,38 +192,6 @@ def to_float(value: object) -> float:
     return number if math.isfinite(number) else math.nan
 
 
-def _valid_rows(lines: Lines, numbers: Sequence[str] = ()) -> tuple[list[Values], CorruptLines]:
-    """Return the rows of a file, in file order, and its damaged lines.
-
-    Args:
-        numbers: columns that must hold numbers or null.
-    """
-    corrupt = dict(lines.corrupt)
-    rows = {}
-    unchecked = set()
-    for number, text, checked in zip(lines.numbers, lines.texts, lines.checked, strict=True):
-        row = parse(text)
-        if row is None:
-            corrupt[number] = "it is not a JSON object"
-            continue
-        row.setdefault("segment", 0)
-        wrong = _fault_of(row, numbers)
-        if wrong:
-            corrupt[number] = wrong
-            continue
-        rows[number] = row
-        if not checked:
-            unchecked.add(number)
-
-    # A segment's writer checks all of its rows or none.
-    with_checks = {row["segment"] for number, row in rows.items() if number not in unchecked}
-    for number in unchecked:
-        if rows[number]["segment"] in with_checks:
-            del rows[number]
-            corrupt[number] = "it has no check value, the others of its segment have"
-    return list(rows.values()), tuple(sorted(corrupt.items()))
-
-
 def _read(run: Path) -> Lines:
     path = run / "metrics.jsonl"
     try:
@@ -257,58 +209,26 @@ def _latest(steps: np.ndarray) -> np.ndarray:
     return np.flatnonzero(steps < following)
 
 
-def _refuse_ruins(lines: Lines, rows: Sequence[Values], corrupt: CorruptLines, run: Path) -> None:
-    """Refuse a file that lost too much to judge by the rest.
-
-    Raises:
-        DataError: it holds lines but no rows, or more damage than kills explain.
-    """
-    path = run / "metrics.jsonl"
-    if lines.texts and not rows:
-        raise DataError(f"{path} is not a file of steps: none of its lines is a row with a `step`")
-    # Each kill may tear one line. More than that is damage.
-    starts = 1 + sum(before["segment"] != after["segment"] for before, after in pairwise(rows))
-    if len(corrupt) > starts:
-        number, wrong = corrupt[0]
-        raise DataError(
-            f"{path} is damaged: {len(corrupt)} lines are not rows (line {number} is the first:"
-            f" {wrong}), but the run was started {starts} times. Restore the file from a copy,"
-            f" or remove those lines: `efftrain runs verify {run.name}` lists them"
-        )
-
-
-def _fault_of(row: Values, numbers: Sequence[str]) -> str:
-    for name in ("step", "segment"):
-        value = row.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
-            return f"its `{name}` is {value!r:.20}, not a whole number"
-    for name in numbers:
-        if row.get(name) is not None and math.isnan(to_float(row[name])):
-            return f"its `{name}` is {row[name]!r:.20}, not a finite number"
-    return ""
-
-
-def _read_by_arrow(lines: Lines, columns: Sequence[str]) -> Columns | None:
-    """Return the columns, or all of numbers, as float64; None unless every line is a row as it was
-    written."""
+def _parse_columns(lines: list[bytes], columns: Sequence[str]) -> Columns:
+    """Return columns of lines, or all of numbers, as float64."""
     import pyarrow as pa
     import pyarrow.json as pj
 
-    if lines.corrupt or not lines.texts or not all(lines.checked):
-        return None
-    types = dict.fromkeys([*columns, *_COUNTERS], pa.float64()) | {"nonfinite": pa.bool_()}
-    try:
+    names = [*columns, *_COUNTERS]
+    types = dict.fromkeys(names, pa.float64()) | {"nonfinite": pa.bool_()}
+    table = pa.schema(types).empty_table()
+    if lines:
         table = pj.read_json(
-            pa.BufferReader(b"\n".join(lines.texts)),
+            pa.BufferReader(b"\n".join(lines)),
             read_options=pj.ReadOptions(use_threads=False, block_size=1 << 22),
             parse_options=pj.ParseOptions(
                 explicit_schema=pa.schema(types),
                 unexpected_field_behavior="ignore" if columns else "infer",
             ),
         )
-        if table["step"].null_count or table["segment"].null_count:
-            return None
-        names = [name for name in table.column_names if name != CHECK]
-        return {name: table[name].cast(pa.float64()).to_numpy() for name in names}
-    except pa.ArrowInvalid:  # a column holds no numbers
-        return None
+    arrays = {}
+    for name in table.column_names:
+        kind = table.schema.field(name).type
+        if pa.types.is_primitive(kind) or pa.types.is_null(kind):
+            arrays[name] = table[name].cast(pa.float64()).to_numpy()
+    return arrays

@@ -54,7 +54,7 @@ def write(run: Path, follow: bool = False) -> tuple[Path, int]:
     count = 0
     last = -1
     for row in chain(latest_rows(run), follow_run(run) if follow else ()):
-        if "event" in row or row["step"] <= last:
+        if row["step"] <= last:
             continue
         count += 1
         last = row["step"]

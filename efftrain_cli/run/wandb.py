@@ -16,7 +16,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,13 +44,6 @@ MODES = {"online": "online", "offline": "offline", "dryrun": "offline", "disable
 """Values of WANDB_MODE -> `wandb.mode` of a recipe."""
 TENSORBOARD_LOG = "tensorboard.log"
 """The same of the child that writes for TensorBoard."""
-ALERTS = {
-    "spike": ("loss spike", "WARN"),
-    "fallback": ("a checkpoint was damaged; an older one was taken", "WARN"),
-    "save_failed": ("a checkpoint could not be saved", "ERROR"),
-    "gap": ("rows were lost", "WARN"),
-}
-"""Events that wandb tells its user of at once: title and level. The others stay in events.jsonl."""
 STATE = "followed.json"
 """File in <run>/wandb that says up to which step the run has been sent."""
 
@@ -80,14 +73,12 @@ def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced
         DataError: the run is damaged.
     """
     directory = read_run(run)
-    rows = []
-    for row in latest_rows(run):
-        rows.append({key: value for key, value in row.items() if value is not None})
+    rows = latest_rows(run)
     run_id = f"{directory.name}-{digest_of(rows)[:8]}"
     session = _init(directory, mode, project, run_id, is_new=mode == "online")
     for row in rows:
         session.log(grouped(row), step=int(row["step"]))
-    session.summary.update(_final_numbers(directory))
+    session.summary.update(_scores(run))
     _finish(session)
     return Synced(len(rows), run_id, mode)
 
@@ -105,14 +96,14 @@ def follow(run: Path, mode: str, project: str | None = None) -> Synced:
     directory = read_run(run)
     created = f"{directory.name} {directory.origin.get('started')}"
     run_id = f"{directory.name}-{text_digest(created)[:8]}"
-    warning = ""
     try:
         session = _init(directory, mode, project, run_id)
     except UsageError as error:
         if mode == "offline":
             raise
-        warning = (
-            f"{error}; metrics are kept offline,"
+        # The parent prints what the child says once it has ended.
+        say(
+            f"warning: {error}; metrics are kept offline,"
             f" `efftrain wandb-sync {directory.name}` sends them later"
         )
         mode = "offline"
@@ -120,24 +111,16 @@ def follow(run: Path, mode: str, project: str | None = None) -> Synced:
 
     state = run / "wandb" / STATE
     sent = -1
-    with contextlib.suppress(DataError, OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(DataError, OSError):
         sent = int(read_json(state)["last_step"])
     count = 0
-    old_events = len(directory.events)
-    for record in follow_run(run):
-        if "event" in record:
-            old_events -= 1
-            if old_events < 0:  # those of an earlier start have been sent
-                _alert(session, record)
-            continue
-        if record["step"] > sent:
-            sent = record["step"]
-            session.log(grouped(record), step=sent)
+    for row in follow_run(run):
+        if row["step"] > sent:
+            sent = row["step"]
+            session.log(grouped(row), step=sent)
             count += 1
     _finish(session)
     write_whole(state, json.dumps({"last_step": sent}))
-    if warning:
-        say(f"warning: {warning}")
     return Synced(count, run_id, mode)
 
 
@@ -302,32 +285,14 @@ def _init(
     return session
 
 
-def _alert(session: wandb.Run, event: Mapping[str, Any]) -> None:
-    """Tell wandb's user of an event that matters."""
-    kind = str(event.get("event"))
-    if kind not in ALERTS:
-        return
-    title, level = ALERTS[kind]
-    text = ", ".join(f"{key} {event[key]}" for key in event if key not in ("event", "time"))
-    with contextlib.suppress(Exception):  # an alert less; the rows matter
-        session.alert(title=f"{session.name}: {title}", text=text, level=level)
-
-
-def _final_numbers(directory: SmallFiles) -> dict[str, Any]:
-    """Return what sums up a finished run beside its curves: zero-shot scores and the largest memory
-    in use."""
-    numbers = {}
-    with contextlib.suppress(DataError, OSError, KeyError, TypeError):
-        for entry in read_json(directory.path / "zeroshot.json"):
-            # The newest of a task comes last.
+def _scores(run: Path) -> dict[str, Any]:
+    """Return the zero-shot scores of a run, by wandb's names; the newest of a task counts."""
+    scores = {}
+    with contextlib.suppress(DataError, OSError):
+        for entry in read_json(run / "zeroshot.json"):
             if entry["limit"] is None and entry["value"] is not None:
-                numbers[f"zeroshot/{entry['task']}/{entry['metric']}"] = entry["value"]
-    for event in directory.events:
-        if event.get("event") == "memory":
-            for key, value in event.items():
-                if key.endswith("_bytes"):
-                    numbers[f"memory/{key}"] = value
-    return numbers
+                scores[f"zeroshot/{entry['task']}/{entry['metric']}"] = entry["value"]
+    return scores
 
 
 def _finish(session: wandb.Run) -> None:

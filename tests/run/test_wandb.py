@@ -16,6 +16,7 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run import tensorboard
 from efftrain_cli.run import wandb as wandb_sync
 from efftrain_cli.run.columns import AXES, grouped, series_of
+from efftrain_cli.run.lines import sealed
 from efftrain_cli.run.metrics import latest_rows
 from tests.conftest import REPOSITORY
 from tests.fake_runs import rows_of, write_rows, write_run
@@ -87,18 +88,11 @@ def test_every_column_of_a_row_has_a_group():
 
 
 def test_axes_summaries_scores_and_names(tmp_path, monkeypatch):
-    """Curves over tokens, the lowest loss in the summary, zero-shot scores and memory beside it;
-    wandb's variables win."""
+    """Curves over tokens, the lowest loss in the summary, zero-shot scores beside it; wandb's
+    variables win."""
     path = write_run(tmp_path, "small", 0)
     entry = {"task": "piqa", "metric": "acc_norm", "value": 0.53, "limit": None}
     (path / "zeroshot.json").write_text(json.dumps([entry, {**entry, "task": "rte", "limit": 10}]))
-    with (path / "events.jsonl").open("a") as file:
-        file.write(
-            json.dumps(
-                {"event": "memory", "time": "2026-01-02T03:04:05+00:00", "host_bytes": 123456}
-            )
-            + "\n"
-        )
     for name, value in (("PROJECT", "p1"), ("NAME", "n1"), ("RUN_GROUP", "g1"), ("ENTITY", "e1")):
         monkeypatch.setenv(f"WANDB_{name}", value)
     wandb_sync.sync(path)
@@ -120,28 +114,8 @@ def test_axes_summaries_scores_and_names(tmp_path, monkeypatch):
         if record.HasField("summary")
         for item in record.summary.update
     }
-    assert (summary["zeroshot/piqa/acc_norm"], summary["memory/host_bytes"]) == (0.53, 123456)
+    assert summary["zeroshot/piqa/acc_norm"] == 0.53
     assert not [key for key in summary if "rte" in key]
-
-
-def test_events_that_matter_are_alerts(tmp_path):
-    path = write_run(tmp_path, "small", 0, rows=rows_of(5, 0))
-    old = {"event": "spike", "time": "2026-01-02T03:04:05+00:00", "step": 2, "ratio": 1.9}
-    (path / "events.jsonl").write_text(json.dumps(old) + "\n")
-    child = follower(path)
-    wait_until(lambda: list((path / "wandb").glob("offline-run-*")), child)
-    with (path / "events.jsonl").open("a") as file:
-        for event in (
-            {"event": "checkpoint", "step": 3},
-            {"event": "spike", "step": 4, "ratio": 2.5},
-        ):
-            file.write(json.dumps(event) + "\n")
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode == 0, errors
-    (alert,) = [record.alert for record in read_records(path / "wandb") if record.HasField("alert")]
-    assert (
-        "loss spike" in alert.title and alert.text == "step 4, ratio 2.5" and alert.level == "WARN"
-    )
 
 
 def test_tensorboard_has_the_same_curves(tmp_path):
@@ -169,7 +143,7 @@ def test_tensorboard_has_the_same_curves(tmp_path):
     child = follower(path, "--tensorboard")
     with (path / "metrics.jsonl").open("a") as file:
         file.writelines(
-            json.dumps(row) + "\n" for row in rows_of(110, 0, segment=1, first=101, loss=1.0)
+            sealed(row) + "\n" for row in rows_of(110, 0, segment=1, first=101, loss=1.0)
         )
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 0 and errors == b""
@@ -212,7 +186,7 @@ def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resu
     path = write_run(tmp_path, "small", 0, rows=rows_of(20, 0))
     child = follower(path)
     wait_until(lambda: list((path / "wandb").glob("offline-run-*")), child)
-    lines = [json.dumps(row) + "\n" for row in rows_of(60, 0)[21:]]
+    lines = [sealed(row) + "\n" for row in rows_of(60, 0)[21:]]
     with (path / "metrics.jsonl").open("a") as file:
         for line in lines[:-1]:
             file.write(line)
