@@ -1,5 +1,4 @@
-"""Files that survive: whole or not at all, flushed, known by their sha256, and never written
-through a link."""
+"""Files that survive: whole or not at all, flushed, known by their sha256."""
 
 from __future__ import annotations
 
@@ -172,22 +171,8 @@ def write_whole(path: Path, content: str | bytes, first: bool = False) -> None:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def refuse_link(path: Path) -> None:
-    """Refuse a link: what is written there would lie elsewhere.
-
-    Raises:
-        CheckpointError: it is a link.
-    """
-    if path.is_symlink():
-        raise CheckpointError(
-            f"{path} is a symbolic link: nothing is written through it\n  remove the link"
-        )
-
-
 def make_folder(path: Path) -> None:
-    """Make a folder to write to, and those above it, where they are missing; otherwise as
-    `refuse_link`."""
-    refuse_link(path)
+    """Make a folder to write to, and those above it, where they are missing."""
     path.mkdir(parents=True, exist_ok=True)
 
 
@@ -246,19 +231,14 @@ def free_bytes(folder: Path) -> int:
 
 
 def open_to_write(path: Path, flags: int) -> int:
-    """Open a file for writing without ever following a link; make it if it is missing.
+    """Open a file for writing; make it if it is missing.
 
     Raises:
-        CheckpointError: it is a link, or no ordinary file.
+        CheckpointError: it is no ordinary file.
         OSError: it cannot be opened.
     """
-    try:
-        descriptor = os.open(
-            path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666
-        )
-    except OSError:
-        refuse_link(path)
-        raise
+    # Without waiting for the other end of a pipe.
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CheckpointError(f"{path} is not an ordinary file: move it away")

@@ -20,7 +20,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 from efftrain_cli.foundation.environment import environment_folder
@@ -35,7 +35,6 @@ from efftrain_cli.foundation.files import (
     abandoned_in,
     discard,
     made_beside,
-    refuse_link,
     temporary_beside,
 )
 from efftrain_cli.foundation.records import sealed_toml, utc_now
@@ -124,11 +123,6 @@ def existing_run(name: str) -> Path:
     return path
 
 
-def unused_name(name: str) -> str:
-    """Return the first of `name`-2, `name`-3, ... that no run has."""
-    return next(new for number in count(2) if not run_path(new := f"{name}-{number}").exists())
-
-
 class Run:
     """A run directory that this process owns. Use as a context manager: leaving it flushes and
     unlocks."""
@@ -136,9 +130,7 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name
-        for name in ("checkpoints", "wandb"):
-            refuse_link(path / name)
-        self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         self._lock = take_lock(path / "lock")
         try:
             self._metrics = JsonLines(path / "metrics.jsonl")
@@ -310,10 +302,13 @@ class Run:
 
 def taken(name: str) -> UsageError:
     """Return the error of a name that a run has already."""
+    number = 2
+    while run_path(f"{name}-{number}").exists():
+        number += 1
     return UsageError(
         f"run {name!r} exists already in {runs_root()}\n"
         f"  continue it with `efftrain pretrain --resume {name}`,"
-        f" or give another --name, for example {unused_name(name)}"
+        f" or give another --name, for example {name}-{number}"
     )
 
 

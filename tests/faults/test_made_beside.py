@@ -15,13 +15,13 @@ import torch
 
 from efftrain_cli.convert import import_hf
 from efftrain_cli.export import export_run
-from efftrain_cli.foundation.errors import CheckpointError, DiskError
+from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.foundation.files import disk_error, made_beside, temporary_beside, write_whole
 from efftrain_cli.grow.grow import grow_run
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run_list import read_runs
-from tests.faults.conftest import DIED, call, contents, deaths, die_at, save_step
+from tests.faults.conftest import DIED, call, deaths, die_at, save_step
 from tests.trained_run import make_run
 
 
@@ -235,49 +235,6 @@ def test_leftovers_are_removed_before_something_new_is_made(tmp_path):
         assert list(tmp_path.iterdir()) == []
         temporary.mkdir()
     assert list(tmp_path.iterdir()) == [place] and not any(place.iterdir())
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        "tensorboard",
-        "wandb",
-        "checkpoints",
-        "lock",
-        "metrics.jsonl",
-        "events.jsonl",
-    ],
-)
-def test_no_write_follows_a_link(home, place):
-    """F69, F85: nothing is written through it, nor anywhere else."""
-    elsewhere = home / "elsewhere"
-    run = home / "runs" / "r"
-    if place in ("lock", "metrics.jsonl", "events.jsonl"):
-        elsewhere.write_text('{"step": 0, "segment": 0}\nunfinished')
-        (run / place).unlink(missing_ok=True)
-    else:
-        elsewhere.mkdir()
-        shutil.rmtree(run / place, ignore_errors=True)
-    before = contents(home)
-    (run / place).symlink_to(elsewhere)
-    verb = ("pretrain", "--resume", "r", "--no-probe")
-    if place == "tensorboard":
-        verb = ("wandb-sync", "r", "--tensorboard")
-    code, message = call(*verb)
-    assert code == 3 or place == "tensorboard", message
-    assert code in (2, 3) and f"{run / place} is a symbolic link" in message
-    (run / place).unlink()
-    assert contents(home) == before
-    assert not elsewhere.is_dir() or not any(elsewhere.iterdir())
-
-
-def test_a_lock_of_the_cache_is_no_link(home):
-    from efftrain_cli.data.prepare import locked
-
-    (home / "x.lock").symlink_to(home / "mine")
-    with pytest.raises(CheckpointError, match="symbolic link"), locked(home / "x", list):
-        pass
-    assert not (home / "mine").exists()
 
 
 def test_the_first_of_several_writers_wins(tmp_path):

@@ -82,12 +82,6 @@ def damage_shards() -> None:
         flip(path, 800)
 
 
-def link_checkpoints() -> None:
-    Path("elsewhere").mkdir()
-    shutil.rmtree("runs/r/checkpoints")
-    Path("runs/r/checkpoints").symlink_to(Path("elsewhere").absolute())
-
-
 FAULTS = {
     "F10 another shape": Fault(f"{RESUME} --set model.n_layer=3"),
     "F10 another rate": Fault(f"{RESUME} --set optim.lr=3e-4"),
@@ -118,7 +112,6 @@ FAULTS = {
         "sample r --prompt x", write("runs/r/origin.json", '{"schema_version": 1, "recipe": "sm')
     ),
     "F61 an origin with a list": Fault("runs show r", write("runs/r/origin.json", "[1, 2]")),
-    "F69 a link among the files": Fault(RESUME, link_checkpoints),
     "F74 a billion layers": Fault("import hf", edit("hf/config.json", n_layer=10**9)),
     "F74 no number": Fault("import hf", edit("hf/config.json", n_layer=None)),
     "F74 more layers than weights": Fault("import hf", edit("hf/config.json", n_layer=3)),

@@ -34,9 +34,6 @@ if kill and os.environ["SLURM_RESTART_COUNT"] == "0":
         time.sleep(0.01)
     task.send_signal(kill)
 code = task.wait()
-if kill == signal.SIGKILL and code < 0:  # as a node that went down leaves it
-    owner = run / "owner.json"
-    owner.write_text(owner.read_text().replace(os.uname().nodename, "dead-node"))
 sys.exit(128 - code if code < 0 else code)
 """
 SCONTROL = """#!/bin/bash
