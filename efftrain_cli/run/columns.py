@@ -42,24 +42,27 @@ class Column:
         return f"{self.group}/{self.drawn_as or self.name}"
 
 
+_PLAIN = {
+    "axis": "step tokens train_seconds",
+    "train": "stage segment tokens_discarded windows sequences accumulation_steps z_loss",
+    "stability": "adam_sqrt_v_l1 nonfinite",
+    "throughput": (
+        "tokens_per_second mfu flops_without_logits optimizer_flops cpu_seconds eval_seconds"
+        " checkpoint_seconds compile_seconds comm_seconds wait_seconds wall_seconds other_seconds"
+    ),
+}
+"""Group -> its columns without a figure, under their own names."""
 COLUMNS = (
-    Column("step", "axis"),
-    Column("tokens", "axis"),
+    *(Column(name, group) for group, names in _PLAIN.items() for name in names.split()),
     Column("total_flops", "axis", drawn_as="flops"),
-    Column("train_seconds", "axis"),
-    Column("stage", "train"),
-    Column("segment", "train"),
-    Column("tokens_discarded", "train"),
-    Column("windows", "train"),
-    Column("sequences", "train"),
-    Column("accumulation_steps", "train"),
+    Column("flops", "throughput", drawn_as="step_flops"),
+    Column("seconds", "throughput", drawn_as="step_seconds"),
+    Column("val_loss", "val", drawn_as="loss", summary="min"),
+    Column("val_loss_from_", "val", drawn_as="loss_from_", by="position"),
     Column("seq_len", "train", "Sequence length", "sequence length (tokens)"),
     Column("batch_size", "train", "Batch size", "batch size (sequences)"),
     Column("lr", "optim", "Learning rate", "learning rate"),
     Column("loss", "train", "Training loss", "training loss (nats/token)", summary="min"),
-    Column("z_loss", "train"),
-    Column("val_loss", "val", drawn_as="loss", summary="min"),
-    Column("val_loss_from_", "val", drawn_as="loss_from_", by="position"),
     Column(
         "grad_norm",
         "optim",
@@ -75,7 +78,6 @@ COLUMNS = (
         is_extreme=True,
         summary="max",
     ),
-    Column("adam_sqrt_v_l1", "stability"),
     Column(
         "adam_sqrt_v_max",
         "stability",
@@ -84,21 +86,6 @@ COLUMNS = (
         is_extreme=True,
         summary="max",
     ),
-    Column("nonfinite", "stability"),
-    Column("tokens_per_second", "throughput"),
-    Column("mfu", "throughput"),
-    Column("flops", "throughput", drawn_as="step_flops"),
-    Column("flops_without_logits", "throughput"),
-    Column("optimizer_flops", "throughput"),
-    Column("seconds", "throughput", drawn_as="step_seconds"),
-    Column("cpu_seconds", "throughput"),
-    Column("eval_seconds", "throughput"),
-    Column("checkpoint_seconds", "throughput"),
-    Column("compile_seconds", "throughput"),
-    Column("comm_seconds", "throughput"),
-    Column("wait_seconds", "throughput"),
-    Column("wall_seconds", "throughput"),
-    Column("other_seconds", "throughput"),
     Column(
         "standardization_loss",
         "standardization_loss",

@@ -5,8 +5,9 @@ No numpy, and no file is read whole but origin.json, so that a thousand runs tak
 
 from __future__ import annotations
 
-import json
+import math
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import damaged
 from efftrain_cli.run.lines import Values, parse, split_lines
 from efftrain_cli.run.names import RunGroup
-from efftrain_cli.run.origin import ORIGIN, RESTORE, Origin, read_origin
+from efftrain_cli.run.origin import RESTORE, read_origin
 from efftrain_cli.run.small_files import read_recipe_values
 
 TAIL = 1 << 14
@@ -56,7 +57,7 @@ def glance(path: Path) -> Glance:
     """Look at the run in a directory."""
     written = written_at(path)
     try:
-        _check_origin(path)
+        read_origin(path)
         rows = _last_lines(path / "metrics.jsonl")
         row = rows[-1] if rows else {}
         status = _status(path, row)
@@ -105,34 +106,43 @@ def written_at(path: Path) -> float:
     return 0.0
 
 
-def _check_origin(path: Path) -> None:
-    """Check that origin.json is there, in a format that this version reads."""
-    try:
-        origin = json.loads((path / ORIGIN).read_bytes())
-        known = origin["schema_version"] <= Origin.newest
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        known = False
-    if not known:
-        read_origin(path)  # which says what is wrong
-
-
 def _status(path: Path, row: Values) -> str:
     if is_locked(path / "lock"):
-        budget = _budget(path)
-        done = min(1.0, _tokens(row) / budget)
-        return f"{100 * done:.0f} %"
-    if not row:
+        return f"{100 * min(1.0, _tokens(row) / _budget(path)):.0f} %"
+    events = _last_lines(path / "events.jsonl")
+    return status_of(events, row, lambda: _budget(path))
+
+
+def status_of(
+    events: Sequence[Values],
+    last: Values,
+    budget: Callable[[], float],
+) -> str:
+    """Return how a run that no process holds ended, by its events and its last row; crashed if
+    neither says so.
+
+    Args:
+        last: empty if no step was logged.
+        budget: gives the tokens that the run trains, if that decides.
+    """
+    if not last:
         return "not started"
-    for event in reversed(_last_lines(path / "events.jsonl")):
-        kind = event.get("event")
-        if kind == "end":
-            return ENDS.get(str(event.get("status")), "crashed")
-        if kind in ("diverged", "signal"):
-            return ENDS[kind]
-        if kind in ("start", "resume"):
-            break
-    is_whole = row.get("val_loss") is not None and not row.get("nonfinite")
-    return "finished" if is_whole and _tokens(row) >= _budget(path) else "crashed"
+    end = "crashed"
+    for event in events:
+        match event.get("event"):
+            case "start" | "resume":
+                end = "crashed"
+            case "end":
+                end = ENDS.get(str(event.get("status")), "crashed")
+            case "diverged" | "signal" as kind:
+                end = ENDS[kind]
+    if (last.get("nonfinite") or 0) > 0:
+        return "diverged"
+    if end in ("finished", "diverged"):
+        return end
+    loss = last.get("val_loss")
+    is_evaluated = loss is not None and math.isfinite(loss)
+    return "finished" if is_evaluated and _tokens(last) >= budget() else end
 
 
 def _tokens(row: Values) -> int:

@@ -36,7 +36,7 @@ class Parent(Part):
 
 
 class Origin(Record):
-    """Everything that could explain a difference between two runs; older versions wrote less."""
+    """Everything that could explain a difference between two runs."""
 
     restore: ClassVar[str] = RESTORE
 
@@ -46,8 +46,6 @@ class Origin(Record):
     started: str | None = None
     efftrain: str | None = None
     git_commit: str | None = None
-    project: dict[str, Any] | None = None
-    """Commit of the user's own project, in files of older versions."""
     python: str | None = None
     torch: str | None = None
     platform: str | None = None

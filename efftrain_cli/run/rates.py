@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from functools import lru_cache
 from statistics import median
 
 from pydantic import Field
@@ -23,8 +22,6 @@ from efftrain_cli.recipe.recipe import Recipe, recipe_values
 
 FEWEST_STEPS = 10
 """Shorter runs say little: the first steps are the slowest."""
-_NEWEST = 1000
-"""Lines that are looked at."""
 START_SECONDS = 5.0
 """What starting a process, importing PyTorch and opening the data takes, about: no row of
 metrics.jsonl counts it."""
@@ -117,23 +114,16 @@ def _flops_per_token(recipe: Recipe) -> float:
 
 def _rates_on(device: str) -> list[Rate]:
     """Return this machine's rates of a kind of device; "auto" is CUDA if any was measured."""
-    rates: tuple[Rate, ...] = ()
+    lines = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        rates = _read((cache_root() / "bench.jsonl").read_text("utf-8"), os.uname().nodename)
+        lines = (cache_root() / "bench.jsonl").read_text("utf-8").splitlines()
+    rates = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            rate = Rate.model_validate_json(line)
+            if rate.machine == os.uname().nodename:
+                rates.append(rate)
     kind = planned_device(device).partition(":")[0]
     if kind == "auto":
         kind = "cuda" if any(rate.device_kind == "cuda" for rate in rates) else "cpu"
     return [rate for rate in rates if rate.device_kind == kind]
-
-
-@lru_cache(maxsize=1)
-def _read(text: str, machine: str) -> tuple[Rate, ...]:
-    """Return the rates of a machine; lines of older versions, which lack the kind of device, are
-    left out."""
-    rates = []
-    for line in text.splitlines()[-_NEWEST:]:
-        with contextlib.suppress(ValueError):
-            rate = Rate.model_validate_json(line)
-            if rate.machine == machine:
-                rates.append(rate)
-    return tuple(rates)

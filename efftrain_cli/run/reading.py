@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from efftrain_cli.recipe.toml import flatten
-from efftrain_cli.run import small_files
+from efftrain_cli.run import glance, small_files
 from efftrain_cli.run.columns import COLUMNS, find_column
 from efftrain_cli.run.metrics import last_row, read_metrics
 from efftrain_cli.run.names import recipe_name
@@ -190,35 +190,15 @@ def grown_step(origin: Mapping[str, Any]) -> int:
 
 
 def status_of(files: small_files.SmallFiles, last: Mapping[str, Any]) -> str:
-    """Return how a run ended, by its last row and its events.
-
-    It finished if its budget is used up and its last step has a finite validation loss. It crashed
-    if no process holds its lock and no event says how it ended.
+    """Return how a run ended, or "running" if a process holds it.
 
     Args:
         last: columns of the last row; empty if no step was logged.
     """
     if files.locked:
         return "running"
-    if not last:
-        return "not started"
-    end = "crashed"
-    for event in files.events:
-        match event.get("event"):
-            case "start" | "resume":
-                end = "crashed"
-            case "end":
-                end = str(event.get("status"))
-            case "diverged" | "signal" as kind:
-                end = kind
-    if end == "diverged" or (last.get("nonfinite") or 0) > 0:
-        return "diverged"
     budget = files.recipe.get("train", {}).get("tokens", math.inf)
-    loss = last.get("val_loss")
-    is_evaluated = loss is not None and math.isfinite(loss)
-    if last["tokens"] >= budget and is_evaluated:
-        return "finished"
-    return "crashed" if end == "crashed" else "stopped"
+    return glance.status_of(files.events, dict(last), lambda: budget)
 
 
 def facts_of(
