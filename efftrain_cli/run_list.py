@@ -6,7 +6,7 @@ import fnmatch
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from glob import has_magic
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from efftrain_cli.foundation.console import counted, printable
 from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
 from efftrain_cli.foundation.files import is_locked
-from efftrain_cli.foundation.records import Record, has_toml_seal, read_record, read_toml_text
+from efftrain_cli.foundation.records import read_record
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
 from efftrain_cli.run.glance import Glance, glance, glance_at_group, written_at
 from efftrain_cli.run.lines import read_file
 from efftrain_cli.run.names import run_groups, runs_by_recipe, runs_meant
-from efftrain_cli.run.origin import Origin
+from efftrain_cli.run.origin import read_origin
 from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.run_checkpoints import verify_checkpoints
 
@@ -165,13 +165,13 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def verify_run(path: Path) -> str:
-    """Compare rows, events, small files and checkpoints of a run with their check values; return
-    the counts of valid ones in words.
+    """Read the small files of a run, and compare rows, events and checkpoints with their check
+    values; return the counts of valid ones in words.
 
     Raises:
         DataError: a line or file is damaged; the message names each.
     """
-    problems, unsealed = verify_small_files(path)
+    problems = verify_small_files(path)
     checkpoints, damage = verify_checkpoints(path)
     problems += damage
     counts = []
@@ -192,34 +192,28 @@ def verify_run(path: Path) -> str:
     if problems:
         raise DataError("\n".join(problems))
     counts.append(counted(checkpoints, "checkpoint"))
-    text = f"{path.name}: {', '.join(counts)}: no damage"
-    return f"{text}; {counted(unsealed, 'file')} without a seal" if unsealed else text
+    return f"{path.name}: {', '.join(counts)}: no damage"
 
 
-def verify_small_files(path: Path) -> tuple[list[str], int]:
-    """Return the faults of the small files of a run or a study, and how many files have
-    no seal."""
+def verify_small_files(path: Path) -> list[str]:
+    """Return the faults of the small files of a run or a study."""
     from efftrain_cli.study.registration import Registration
     from efftrain_cli.zeroshot.results import read_entries
 
-    kinds: dict[str, type[Record]] = {
-        "origin.json": Origin,
-        "plan.json": Registration,
+    readers: dict[str, Callable[[], object]] = {
+        "recipe.toml": lambda: read_recipe_values(path),
+        "origin.json": lambda: read_origin(path),
+        "plan.json": lambda: read_record(path / "plan.json", Registration),
+        "zeroshot.json": lambda: read_entries(path),
     }
     problems = []
-    sealed = []
-    for file in path.glob("*"):
+    for name, read in readers.items():
         try:
-            if file.name == "recipe.toml":
-                read_recipe_values(path)
-                sealed.append(has_toml_seal(read_toml_text(file)))
-            elif file.name == "zeroshot.json":
-                sealed.append(all(entry.is_sealed for entry in read_entries(path)))
-            elif file.name in kinds:
-                sealed.append(read_record(file, kinds[file.name]).is_sealed)
+            if (path / name).exists():
+                read()
         except EfftrainError as error:
             problems.append(str(error))
-    return problems, sealed.count(False)
+    return problems
 
 
 def remove_runs(names: Sequence[str]) -> list[Path]:

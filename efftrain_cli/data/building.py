@@ -44,7 +44,6 @@ from efftrain_cli.foundation.records import (
     Record,
     digest_of,
     read_record,
-    sealed_text,
     write_record,
 )
 
@@ -133,7 +132,7 @@ class Building:
             for writer in self._writers.values():
                 writer.close()
         self._tally.check_skipped()
-        write_whole(self.folder / "manifest.json", sealed_text(self._manifest()))
+        write_whole(self.folder / "manifest.json", json.dumps(self._manifest(), indent=1))
         for name in ("progress.json", "split.json"):
             (self.folder / name).unlink(missing_ok=True)
         fsync(self.folder)

@@ -1,24 +1,16 @@
-"""Small files that efftrain writes and reads back: one pydantic model each, sealed by the sha256 of
-their content.
-
-The seal is the last key of the file's object, so that one rename writes content and seal. Files of
-older versions have no seal: they are read, and `efftrain runs verify` counts them. The seal of a
-run's recipe.toml is its last line, a comment.
-"""
+"""Small files that efftrain writes and reads back: one pydantic model each."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import re
 import stat
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DamagedError, NewerFormatError
@@ -26,8 +18,6 @@ from efftrain_cli.foundation.files import write_whole
 
 LARGEST = 64 << 20
 """Bytes of the largest file that is read whole."""
-_HASH = re.compile(r"[0-9a-f]{64}")
-_SEAL_LINE = "# sha256 "
 
 
 def utc_now() -> str:
@@ -45,22 +35,14 @@ class Record(Part):
     """The fields of a small file."""
 
     newest: ClassVar[int] = 1
-    """Newest format that this version reads; it reads the one before, too."""
-    seal: ClassVar[str] = "sha256"
-    """Key of the file's own digest."""
+    """Format that this version writes and reads."""
     restore: ClassVar[str] = "restore it from a copy"
     """What to do about a damaged file."""
 
     schema_version: int = 1
-    _sealed: bool = PrivateAttr(default=False)
-
-    @property
-    def is_sealed(self) -> bool:
-        """Whether the file had a seal; a file that does not match its seal is not read."""
-        return self._sealed
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields that were given, as JSON values, without the seal."""
+        """Return the fields that were given, as JSON values."""
         return {"schema_version": self.schema_version, **self.model_dump(exclude_unset=True)}
 
 
@@ -73,20 +55,14 @@ def read_record(path: Path, kind: type[R]) -> R:
     Raises:
         FileNotFoundError: there is no file.
         NewerFormatError: a newer efftrain wrote it.
-        DamagedError: it does not match its seal, or a field has a wrong type; the message names
-            file and field.
+        DamagedError: a field has a wrong type; the message names file and field.
     """
-    text = read_small_text(path, kind.restore)
-    values = parse_json(path, text, kind.restore)
-    record = check_record(path, values, kind)
-    if record.is_sealed and text != sealed_text(values, kind.seal):
-        raise unlike_seal(path, kind.restore)
-    return record
+    return check_record(path, read_json(path, kind.restore), kind)
 
 
 def write_record(path: Path, record: Record, first: bool = False) -> None:
-    """Write a file of one record, with its seal, as `write_whole`."""
-    write_whole(path, sealed_text(record.to_json(), record.seal), first)
+    """Write a file of one record, as `write_whole`."""
+    write_whole(path, json.dumps(record.to_json(), indent=1, allow_nan=False), first)
 
 
 def check_record(path: Path, values: object, kind: type[R]) -> R:
@@ -94,39 +70,22 @@ def check_record(path: Path, values: object, kind: type[R]) -> R:
 
     Raises:
         NewerFormatError: a newer efftrain wrote it.
-        DamagedError: a field has a wrong type, or the values do not match their seal.
+        DamagedError: a field has a wrong type, or the file another format.
     """
     if not isinstance(values, dict):
         raise damaged(path, "it holds no JSON object", kind.restore)
-    content = {key: value for key, value in values.items() if key != kind.seal}
-    sealed = kind.seal in values
-    matches = values.get(kind.seal) == digest_of(content)
-    version = content.get("schema_version", kind.model_fields["schema_version"].get_default())
+    version = values.get("schema_version", kind.model_fields["schema_version"].get_default())
     if type(version) is not int:
         fault = "it has no schema_version; it was not written by efftrain, or is changed"
         raise damaged(path, fault, kind.restore)
     if version > kind.newest:
-        newer = newer_format(path, version, kind.newest, content.get("efftrain"))
-        if sealed and not matches:
-            raise DamagedError(f"{newer}, or it is damaged")
-        raise newer
-    if version < kind.newest - 1:
-        raise DamagedError(
-            f"{path} has format {version}; this efftrain reads formats {kind.newest - 1}"
-            f" and {kind.newest}\n"
-            "  read it with the efftrain version that wrote it"
-        )
+        raise newer_format(path, version, kind.newest, values.get("efftrain"))
+    if version < kind.newest:
+        raise damaged(path, f"it has format {version}, not {kind.newest}", kind.restore)
     try:
-        record = kind.model_validate(content)
+        return kind.model_validate(values)
     except ValidationError as error:
         raise damaged(path, first_fault(error), kind.restore) from None
-    # A last value that looks like a seal under another key is one whose key was damaged.
-    last = next(reversed(values.values()), None)
-    renamed = not sealed and isinstance(last, str) and _HASH.fullmatch(last)
-    if renamed or (sealed and not matches):
-        raise unlike_seal(path, kind.restore)
-    record._sealed = sealed
-    return record
 
 
 def first_fault(error: ValidationError) -> str:
@@ -185,17 +144,6 @@ def _find_unusable_number(value: object, field: str) -> str:
     return ""
 
 
-def sealed_text(values: Mapping[str, Any], seal: str = "sha256") -> str:
-    """Return a record as the text of its file: JSON whose last value is its seal."""
-    return json.dumps(with_seal(values, seal), indent=1, allow_nan=False)
-
-
-def with_seal(values: Mapping[str, Any], seal: str = "sha256") -> dict[str, Any]:
-    """Return the values with the sha256 of the others as the last one."""
-    content = {key: value for key, value in values.items() if key != seal}
-    return {**content, seal: digest_of(content)}
-
-
 def digest_of(value: Any) -> str:
     """Return the hex sha256 of a value's JSON, whatever the order of its keys."""
     return text_digest(json.dumps(value, sort_keys=True))
@@ -204,44 +152,6 @@ def digest_of(value: Any) -> str:
 def text_digest(text: str) -> str:
     """Return the hex sha256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def sealed_toml(text: str) -> str:
-    """Return TOML text with its seal, a comment, as the last line."""
-    return f"{text}\n{_SEAL_LINE}{text_digest(text)}\n"
-
-
-def read_toml_text(path: Path) -> str:
-    """Return the text of a run's recipe.toml.
-
-    Raises:
-        FileNotFoundError: there is no file.
-        DamagedError: its last line is a seal that it does not match.
-    """
-    way = (
-        "restore it from a copy\n"
-        "  if you edited it on purpose, delete its last line: it is the sha256 of the others"
-    )
-    text = read_small_text(path, way)
-    if has_toml_seal(text) and sealed_toml(text.rpartition("\n#")[0]) != text:
-        raise unlike_seal(path, way)
-    return text
-
-
-def check_toml(path: Path) -> None:
-    """Check the seal of a TOML file that a run or a search wrote.
-
-    Raises:
-        DamagedError: its last line is a seal that it does not match.
-    """
-    beside = {"recipe.toml": "origin.json", "search.toml": "search.json"}.get(path.name)
-    if beside is not None and path.with_name(beside).exists():
-        read_toml_text(path)
-
-
-def has_toml_seal(text: str) -> bool:
-    """Return whether the last line of TOML text is a comment of a seal's length."""
-    return len(text.rpartition("\n#")[2]) == len(_SEAL_LINE) + 64
 
 
 def read_small_text(path: Path, restore: str) -> str:
@@ -277,8 +187,3 @@ def damaged(path: Path, fault: str, restore: str) -> DamagedError:
     """
     named = f"{printable(str(path))} is damaged: {printable(fault)}"
     return DamagedError(f"{named}\n  {restore}" if restore else named)
-
-
-def unlike_seal(path: Path, restore: str) -> DamagedError:
-    """Return the error of a file that does not match its seal."""
-    return damaged(path, "it does not match its own sha256", restore)

@@ -23,7 +23,6 @@ from efftrain_cli.foundation.bounds import MISTAKES
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import Problem, RecipeError, nearest
-from efftrain_cli.foundation.records import check_toml
 from efftrain_cli.recipe.toml import toml_value
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -244,7 +243,6 @@ def _text(path: Path) -> str:
                 "  a recipe is a TOML file (`efftrain recipes new NAME` writes one);"
                 f" text to train on is given by --set data.train={shown_path(path)}"
             )
-        check_toml(path)
         return path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise RecipeError(f"{shown_path(path)} is not UTF-8 text (byte {error.start})") from None

@@ -37,7 +37,7 @@ from efftrain_cli.foundation.files import (
     made_beside,
     temporary_beside,
 )
-from efftrain_cli.foundation.records import sealed_toml, utc_now
+from efftrain_cli.foundation.records import utc_now
 from efftrain_cli.run.lines import Fields, JsonLines, Values, read_lines
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.metrics import all_rows, latest_rows
@@ -337,7 +337,7 @@ def new_run(
                 write_origin(temporary, origin)
                 if tokenizer is not None:
                     shutil.copyfile(tokenizer, temporary / "tokenizer.json")
-                (temporary / "recipe.toml").write_text(sealed_toml(recipe_toml), "utf-8")
+                (temporary / "recipe.toml").write_text(recipe_toml, "utf-8")
                 yield run
     except OSError as error:
         if path.exists():

@@ -1,5 +1,4 @@
-"""The manifest of a checkpoint: size and sha256 of each of its files, and proof that the manifest
-itself is whole.
+"""The manifest of a checkpoint: size and sha256 of each of its files.
 
 No torch, so that `efftrain runs checkpoints` answers at once.
 """
@@ -14,7 +13,7 @@ from typing import ClassVar
 
 from efftrain_cli.foundation.errors import CheckpointError, DamagedError
 from efftrain_cli.foundation.files import sha256_of
-from efftrain_cli.foundation.records import Part, Record, read_record, sealed_text, unlike_seal
+from efftrain_cli.foundation.records import Part, Record, read_record, write_record
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -39,30 +38,25 @@ class Manifest(Record):
 
 
 def write_manifest(directory: Path, hashes: Mapping[str, str]) -> None:
-    """Write manifest.json: size and sha256 of the files in `hashes`, by name, and the sha256 of
-    these entries."""
-    files = {
-        name: {"bytes": (directory / name).stat().st_size, "sha256": digest}
-        for name, digest in sorted(hashes.items())
-    }
-    values = {"schema_version": SCHEMA_VERSION, "files": files}
-    (directory / MANIFEST).write_text(sealed_text(values), "utf-8")
+    """Write manifest.json: size and sha256 of the files in `hashes`, by name."""
+    files = {}
+    for name, digest in sorted(hashes.items()):
+        size = (directory / name).stat().st_size
+        files[name] = ManifestFile(bytes=size, sha256=digest)
+    write_record(directory / MANIFEST, Manifest(schema_version=SCHEMA_VERSION, files=files))
 
 
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: it is missing or damaged, or has no seal.
+        CheckpointError: it is missing or damaged.
     """
     path = directory / MANIFEST
     try:
-        manifest = read_record(path, Manifest)
+        return read_record(path, Manifest)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: the checkpoint is not complete") from None
-    if not manifest.is_sealed:
-        raise unlike_seal(path, "")
-    return manifest
 
 
 def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""origin.json of a run: command line, versions, device, data and parent, sealed."""
+"""origin.json of a run: command line, versions, device, data and parent."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import is_locked
-from efftrain_cli.foundation.records import damaged, read_toml_text
+from efftrain_cli.foundation.records import damaged, read_small_text
 from efftrain_cli.run.lines import Values, read_lines
 from efftrain_cli.run.origin import RESTORE, read_origin
 
@@ -63,7 +63,7 @@ def read_recipe_values(path: Path) -> Values:
     """
     file = path / "recipe.toml"
     try:
-        return tomllib.loads(read_toml_text(file))
+        return tomllib.loads(read_small_text(file, RESTORE))
     except FileNotFoundError:
         raise DataError(f"{path} is not a run directory: it has no recipe.toml") from None
     except (ValueError, RecursionError) as error:

@@ -50,7 +50,7 @@ def way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
     if recipe.stages and recipe.stages[state.progress.stage].lr is not None:
         return (
             f"{ADVICE}: change the lr of stage {state.progress.stage}"
-            f" in {run.path / 'recipe.toml'}, delete its last line,"
+            f" in {run.path / 'recipe.toml'},"
             f" then `efftrain pretrain --resume {run.name} --override-resume` goes on"
         )
     lr = recipe.optim.lr / 2

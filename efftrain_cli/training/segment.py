@@ -7,7 +7,6 @@ from pathlib import Path
 
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.files import write_whole
-from efftrain_cli.foundation.records import sealed_toml
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe
 from efftrain_cli.run.directory import Run
@@ -90,7 +89,7 @@ def begin_segment(
         run.event("override", {"differences": changes})
     text = dump_recipe(recipe)
     if text != dump_recipe(read_recipe(run.path)):
-        write_whole(run.path / "recipe.toml", sealed_toml(text))
+        write_whole(run.path / "recipe.toml", text)
     if dropped:
         say(f"warning: {dropped}")
         run.event("in_flight_dropped", {"step": state.progress.step, "reason": dropped})

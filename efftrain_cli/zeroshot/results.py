@@ -23,7 +23,6 @@ from efftrain_cli.foundation.records import (
     damaged,
     first_fault,
     read_json,
-    with_seal,
 )
 from efftrain_cli.run.lines import parse
 from efftrain_cli.run.small_files import cleaned
@@ -44,7 +43,7 @@ class Metric(Part):
 
 
 class Entry(Record):
-    """An entry of zeroshot.json, sealed by itself."""
+    """An entry of zeroshot.json."""
 
     restore: ClassVar[str] = "remove it and evaluate again"
 
@@ -127,5 +126,5 @@ def save_result(run: Path, entry: Mapping[str, Any], items: list[dict[str, Any]]
     entries = [old.to_json() for old in read_entries(run)]
     entries = [old for old in entries if key_of(old) != key_of(entry)]
     entries.append(dict(entry))
-    text = json.dumps([with_seal(each) for each in entries], indent=1, allow_nan=False)
+    text = json.dumps(entries, indent=1, allow_nan=False)
     write_whole(run / RESULTS, text + "\n")

@@ -237,14 +237,6 @@ def test_other_formats_are_refused_clearly(tmp_path, version, word):
         read_run(path)
 
 
-def test_the_format_before_this_one_can_be_read(tmp_path):
-    """F52."""
-    assert (
-        read_run(write_run(tmp_path, "r", 0, origin={"schema_version": 0})).origin["schema_version"]
-        == 0
-    )
-
-
 def test_read_run(tmp_path):
     run = read_run(write_run(tmp_path, "r", 3))
     assert (run.name, run.recipe["seed"], run.origin["recipe"], run.locked) == (
