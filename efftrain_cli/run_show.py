@@ -9,8 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from efftrain_cli.foundation.console import (
     counted,
     human_bytes,
@@ -26,10 +24,10 @@ from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.glance import glance, written_at
 from efftrain_cli.run.lines import Values, read_file
-from efftrain_cli.run.metrics import all_rows, columns_of, latest_rows
+from efftrain_cli.run.metrics import all_rows, latest_rows, to_float
 from efftrain_cli.run.names import recipe_name
 from efftrain_cli.run.small_files import SmallFiles, read_run
-from efftrain_cli.run.stability import COLUMNS, SLIGHT, measure, validation_curve
+from efftrain_cli.run.stability import SLIGHT, validation_curve
 from efftrain_cli.run_list import size_of
 
 PARTS = ("train", "eval", "checkpoint", "compile", "other")
@@ -108,15 +106,16 @@ def _result(run: SmallFiles, rows: Sequence[Values]) -> str:
 def _stability(rows: Sequence[Values]) -> str:
     """Return the largest loss ratio and the number of jumps of the validation loss; "" before the
     second step."""
-    stability = measure(columns_of(rows, COLUMNS))
-    if stability.max_loss_ratio is None:
+    ratios = [to_float(row.get("loss_ratio")) for row in rows]
+    known = [ratio for ratio in ratios if math.isfinite(ratio)]
+    if not known:
         return ""
-    losses = np.array([loss for _, loss in validation_curve(rows)])
-    jumps = int((losses[1:] > SLIGHT * np.minimum.accumulate(losses)[:-1]).sum())
-    text = f"largest loss ratio {stability.max_loss_ratio:.2f};"
-    text += f" {counted(jumps, 'jump') if jumps else 'no jump'}"
-    if stability.first_nonfinite_step is not None:
-        text += f"; not finite at step {stability.first_nonfinite_step:,}"
+    losses = [loss for _, loss in validation_curve(rows)]
+    jumps = sum(loss > SLIGHT * min(losses[:at]) for at, loss in enumerate(losses) if at)
+    text = f"largest loss ratio {max(known):.2f}; {counted(jumps, 'jump') if jumps else 'no jump'}"
+    for row in rows:
+        if row.get("nonfinite"):
+            return f"{text}; not finite at step {row['step']:,}"
     return text
 
 

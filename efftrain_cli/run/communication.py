@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from efftrain_cli.run.metrics import columns_of, last_row, latest_rows
+from efftrain_cli.run.metrics import last_row, latest_rows, to_float
 
 
 def communication(run: Path) -> str:
@@ -17,7 +17,8 @@ def communication(run: Path) -> str:
     import numpy as np
 
     names = ("seconds", "comm_seconds", "wait_seconds", "seq_len")
-    table = np.array(list(columns_of(latest_rows(run), names).values()))
+    rows = latest_rows(run)
+    table = np.array([[to_float(row.get(name)) for row in rows] for name in names])
     table = table[:, np.isfinite(table[1:3]).all(0) & (table[0] > 0)]
     if not table.size:
         return ""

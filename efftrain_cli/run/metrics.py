@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import CheckpointError, DataError
-from efftrain_cli.run.lines import Fields, Lines, Values, parse, read_file, split_lines
+from efftrain_cli.run.lines import Lines, Values, parse, read_file, split_lines
 from efftrain_cli.run.small_files import unreadable
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Columns = dict[str, np.ndarray]
     """float64 values by column, one per row."""
 
-_COUNTERS = ("step", "segment", "nonfinite")
+_COUNTERS = ("step", "segment")
 """Columns that decide which rows count; always read."""
 POLL_SECONDS = 1.0
 """Seconds between two looks at a run that is followed."""
@@ -46,8 +46,6 @@ class Metrics:
     key."""
     segments: int
     """Starts and resumes that wrote rows."""
-    nonfinite_segments: int
-    """Segments with a step whose loss or gradient was not finite, replaced ones included."""
     corrupt: tuple[tuple[int, str], ...]
     """(number, fault) of lines that were dropped."""
 
@@ -92,7 +90,6 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
     return Metrics(
         {name: kept[name] for name in columns or kept},
         segments=segments,
-        nonfinite_segments=len(np.unique(starts[arrays["nonfinite"] > 0])),
         corrupt=lines.corrupt,
     )
 
@@ -176,13 +173,6 @@ def _is_input_closed(seconds: float) -> bool:
         return True
 
 
-def columns_of(rows: Sequence[Fields], names: Sequence[str]) -> Columns:
-    """Return float64 columns of rows; NaN if a row has no number, or one beyond a float."""
-    import numpy as np
-
-    return {name: np.array([to_float(row.get(name)) for row in rows], float) for name in names}
-
-
 def to_float(value: object) -> float:
     """Return a number as a finite float; NaN for anything else."""
     try:
@@ -215,7 +205,9 @@ def _parse_columns(lines: list[bytes], columns: Sequence[str]) -> Columns:
     import pyarrow.json as pj
 
     names = [*columns, *_COUNTERS]
-    types = dict.fromkeys(names, pa.float64()) | {"nonfinite": pa.bool_()}
+    types = dict.fromkeys(names, pa.float64())
+    if "nonfinite" in types:
+        types["nonfinite"] = pa.bool_()
     table = pa.schema(types).empty_table()
     if lines:
         table = pj.read_json(

@@ -20,9 +20,6 @@ class OriginData(Part):
     valid_hash: str | None = None
     tokenizer_hash: str | None = None
     vocab_size: int | None = None
-    eot_id: int | None = None
-    valid_windows: int | None = None
-    seq_len: int | None = None
     valid_bytes_per_token: float | None = None
 
 
@@ -36,7 +33,7 @@ class Parent(Part):
 
 
 class Origin(Record):
-    """Everything that could explain a difference between two runs."""
+    """What could explain a difference between two runs; fields that no code reads are not named."""
 
     restore: ClassVar[str] = RESTORE
 
@@ -44,18 +41,8 @@ class Origin(Record):
     recipe: str | None = None
     command: list[str] | None = None
     started: str | None = None
-    efftrain: str | None = None
-    git_commit: str | None = None
-    python: str | None = None
-    torch: str | None = None
-    platform: str | None = None
     device: str | None = None
-    device_kind: str | None = None
-    threads: int | None = None
-    jobs: int | None = None
     study: str | None = None
-    world_size: int | None = None
-    dtype: str | None = None
     data: OriginData | None = None
     imported: Parent | None = None
     grown_from: Parent | None = None

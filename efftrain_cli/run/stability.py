@@ -1,5 +1,5 @@
-"""How stable a run is: measures over its rows, and a detector of spikes that reads rows as they
-come. Host only.
+"""How stable a run is: a detector of spikes that reads rows as they come, and the fluctuation of a
+validation curve. Host only.
 
 The measures are those of Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084):
 
@@ -17,58 +17,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from efftrain_cli.run.metrics import to_float
-
-if TYPE_CHECKING:
-    from efftrain_cli.run.metrics import Columns
 
 SLIGHT = 1.2
 SEVERE = 1.5
 """Loss ratios from which a step counts as slightly and as severely unstable."""
 PROBE = "EFFTRAIN_PROBE"
 """Environment variable of a probe's process: the fluctuation above which it ends as diverged."""
-COLUMNS = ("step", "loss_ratio", "nonfinite")
-"""Columns that the measures read."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stability:
-    """How stable one run was."""
-
-    steps: int
-    """Steps with a loss ratio: all but the first, and but those whose loss was not finite."""
-    above_slight: int
-    """Steps with a loss ratio above 1.2."""
-    above_severe: int
-    """Steps with a loss ratio above 1.5."""
-    max_loss_ratio: float | None
-    max_loss_ratio_step: int | None
-    first_nonfinite_step: int | None
-    """First step whose loss or gradient was not finite; no update was applied from there on."""
-
-
-def measure(columns: Columns) -> Stability:
-    """Measure a run by its columns `step`, `loss_ratio` and `nonfinite`, one value per step."""
-    import numpy as np
-
-    has_ratio = np.isfinite(columns["loss_ratio"])
-    ratios = columns["loss_ratio"][has_ratio]
-    steps = columns["step"]
-    nonfinite = steps[columns["nonfinite"] > 0]
-    any_ratio = len(ratios) > 0
-    return Stability(
-        steps=len(ratios),
-        above_slight=int((ratios > SLIGHT).sum()),
-        above_severe=int((ratios > SEVERE).sum()),
-        max_loss_ratio=float(ratios.max()) if any_ratio else None,
-        max_loss_ratio_step=int(steps[has_ratio][ratios.argmax()]) if any_ratio else None,
-        first_nonfinite_step=int(nonfinite[0]) if len(nonfinite) else None,
-    )
-
-
-# --- spikes ---------------------------------------------------------------------------------------
 
 WINDOW = 32
 """Steps that the usual loss is the median of."""

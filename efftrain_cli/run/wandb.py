@@ -44,6 +44,8 @@ MODES = {"online": "online", "offline": "offline", "dryrun": "offline", "disable
 """Values of WANDB_MODE -> `wandb.mode` of a recipe."""
 TENSORBOARD_LOG = "tensorboard.log"
 """The same of the child that writes for TensorBoard."""
+PROGRAM = (sys.executable, "-P", "-m", "efftrain_cli")
+"""Without the working folder's modules: a random.py there is not Python's."""
 STATE = "followed.json"
 """File in <run>/wandb that says up to which step the run has been sent."""
 
@@ -202,7 +204,7 @@ def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.
     # A file and no pipe: whoever waits for the end of our own output must not wait for wandb's.
     with os.fdopen(open_to_write(folder / log, os.O_WRONLY | os.O_TRUNC), "wb") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "efftrain_cli", "wandb-sync", str(run), "--follow", *options],
+            [*PROGRAM, "wandb-sync", str(run), "--follow", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=file,

@@ -11,13 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.run.lines import sealed
-from efftrain_cli.run.metrics import columns_of, latest_rows
 from efftrain_cli.run.stability import (
-    COLUMNS,
     LossSpikeDetector,
     Spike,
-    measure,
 )
 
 
@@ -47,21 +43,6 @@ def rows_of(losses: list[float | None], **columns: list[float]) -> list[dict[str
         }
         for i in range(len(losses))
     ]
-
-
-def test_counts_and_shares():
-    columns = columns_of(rows_of([4.0, 2.0, 2.4, 2.5, 3.1, 2.0, None]), COLUMNS)
-    found = measure(columns)
-    # Ratios 0.5, 1.2 (not above), 1.25, 1.55, 1.0.
-    assert (found.steps, found.above_slight, found.above_severe) == (5, 2, 1)
-    assert (found.max_loss_ratio, found.max_loss_ratio_step) == (1.55, 5)
-    assert found.first_nonfinite_step == 7
-
-
-def test_a_run_without_losses():
-    columns = columns_of([{"step": 0, "val_loss": 6.0}], COLUMNS)
-    found = measure(columns)
-    assert (found.steps, found.above_slight, found.max_loss_ratio) == (0, 0, None)
 
 
 def falling(steps: int, noise: float, seed: int = 0) -> list[float]:
@@ -143,20 +124,3 @@ def test_a_spike_injected_into_a_recorded_run_is_seen_at_once(name, at):
         row["loss"] = 3 * float(str(row["loss"]))
     alarm = LossSpikeDetector()
     assert [spike.step for row in rows if (spike := alarm.read(row))] == [at + 1]
-
-
-def test_a_ratio_of_exactly_one_and_a_half_is_not_severe():
-    found = measure(columns_of(rows_of([4.0, 2.0, 3.0, 2.0]), COLUMNS))
-    assert (found.max_loss_ratio, found.above_slight, found.above_severe) == (1.5, 1, 0)
-
-
-def test_steps_that_a_resume_replaced_are_not_measured(tmp_path):
-    """Segment 0 went to step 60, segment 1 began at 41 and ended at 50."""
-    rows = [
-        {"step": step, "segment": 0, "loss_ratio": 2.0 if step > 40 else 1.0}
-        for step in range(1, 61)
-    ]
-    rows += [{"step": step, "segment": 1, "loss_ratio": 1.0} for step in range(41, 51)]
-    (tmp_path / "metrics.jsonl").write_text("".join(sealed(row) + "\n" for row in rows))
-    found = measure(columns_of(latest_rows(tmp_path), COLUMNS))
-    assert (found.steps, found.above_severe) == (50, 0)
