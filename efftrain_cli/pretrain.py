@@ -201,7 +201,7 @@ def train(
             run.event("devices", {"reason": warning})
     status = "failed"
     try:
-        with memory_errors(recipe, summary):
+        with memory_errors(recipe, summary), dist.peer_errors_of_model():
             has_steps = summary.steps > state.progress.step  # else only an evaluation is left
             seconds = None
             # No rank of a ring has a whole model.
