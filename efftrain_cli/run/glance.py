@@ -6,7 +6,6 @@ No numpy, and no file is read whole but origin.json, so that a thousand runs tak
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,11 @@ from efftrain_cli.foundation.console import counted, printable
 from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import damaged
-from efftrain_cli.run.lines import Values, parse, split_lines
+from efftrain_cli.run.lines import Values, last_lines
 from efftrain_cli.run.names import RunGroup
 from efftrain_cli.run.origin import RESTORE, read_origin
 from efftrain_cli.run.small_files import read_recipe_values
 
-TAIL = 1 << 14
-"""Bytes of a file's end that are read: some rows."""
 ENDS = {
     "finished": "finished",
     "diverged": "diverged",
@@ -42,8 +39,8 @@ class Glance:
     status: str
     """"finished", "54 %" (running), "stopped", "diverged", "crashed", "not started" or
     "unreadable"."""
-    tokens: int
-    val_loss: float | None
+    tokens: int = 0
+    val_loss: float | None = None
     """Last validation loss among the last rows, nats per token."""
     written: float
     """When a row was last written, seconds since the epoch."""
@@ -58,7 +55,10 @@ def glance(path: Path) -> Glance:
     written = written_at(path)
     try:
         read_origin(path)
-        rows = _last_lines(path / "metrics.jsonl")
+        metrics = path / "metrics.jsonl"
+        rows = last_lines(metrics)
+        if not rows and metrics.exists() and metrics.stat().st_size:
+            raise damaged(metrics, "none of its last lines is whole", RESTORE)
         row = rows[-1] if rows else {}
         status = _status(path, row)
     except Exception as error:  # one run that nobody can read must not hide the others
@@ -66,8 +66,6 @@ def glance(path: Path) -> Glance:
         return Glance(
             name=printable(path.name),
             status="unreadable",
-            tokens=0,
-            val_loss=None,
             written=written,
             problem="\n".join(map(printable, reason.split("\n"))),
         )
@@ -89,8 +87,6 @@ def glance_at_group(root: Path, group: RunGroup, written: float) -> Glance:
     return Glance(
         name=group.name,
         status=status,
-        tokens=0,
-        val_loss=None,
         written=written,
         is_group=True,
     )
@@ -109,7 +105,7 @@ def written_at(path: Path) -> float:
 def _status(path: Path, row: Values) -> str:
     if is_locked(path / "lock"):
         return f"{100 * min(1.0, _tokens(row) / _budget(path)):.0f} %"
-    events = _last_lines(path / "events.jsonl")
+    events = last_lines(path / "events.jsonl")
     return status_of(events, row, lambda: _budget(path))
 
 
@@ -165,21 +161,3 @@ def _budget(path: Path) -> int:
     if not isinstance(tokens, int) or tokens < 1:
         raise damaged(path / "recipe.toml", "it has no train.tokens", RESTORE)
     return tokens
-
-
-def _last_lines(path: Path) -> list[Values]:
-    """Return the last whole lines of a file of JSON lines; [] without one."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL))
-            content = file.read()
-    except FileNotFoundError:
-        return []
-    if size > TAIL:
-        content = content.partition(b"\n")[2]
-    parsed = [parse(line) for line in split_lines(content).texts]
-    lines = [line for line in parsed if line]
-    if content.strip() and not lines:
-        raise damaged(path, "none of its last lines is whole", RESTORE)
-    return lines

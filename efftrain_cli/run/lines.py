@@ -28,6 +28,8 @@ Values = dict[str, Any]
 """Values by name, as JSON or TOML holds them: a row, an event, a recipe."""
 Fields = Mapping[str, object]
 """Values by name, to be written."""
+TAIL = 1 << 15
+"""Bytes of a file's end that hold its last lines."""
 CHECK = "check"
 """Key of a line's check value."""
 _LINE_END = b', "check": "%08x"}'
@@ -125,6 +127,17 @@ def read_lines(path: Path) -> list[Values]:
     """
     values = map(parse, read_file(path).texts)
     return [value for value in values if value is not None]
+
+
+def last_lines(path: Path) -> list[Values]:
+    """Return the last whole objects of a file, without reading more of it; [] without a file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            texts = split_lines(file.read()).texts
+    except FileNotFoundError:
+        return []
+    return [value for value in map(parse, texts) if value is not None]
 
 
 class JsonLines:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import CheckpointError, DataError
-from efftrain_cli.run.lines import Lines, Values, parse, read_file, split_lines
+from efftrain_cli.run.lines import Lines, Values, last_lines, parse, read_file, split_lines
 from efftrain_cli.run.small_files import unreadable
 
 if TYPE_CHECKING:
@@ -130,15 +130,8 @@ def check_nothing_trained(run: Path) -> None:
 def last_row(run: Path) -> Values:
     """Return the last whole row of a run, whether it counts or not, else {}. Read the end of the
     file only."""
-    try:
-        with (run / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
-            lines = split_lines(file.read()).texts
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        row = parse(line)
-        if row and "step" in row:
+    with contextlib.suppress(OSError):
+        for row in last_lines(run / "metrics.jsonl")[-1:]:
             return row
     return {}
 

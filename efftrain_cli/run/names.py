@@ -71,10 +71,8 @@ def find_run(name: str) -> Path:
         # Those with other names than their recipe's are named last, and those with the fewest
         # settings in their name first.
         matches.sort(key=lambda run: (not run.startswith(name), len(run)))
-        what = f"{name!r} is the beginning of"
-        if name.removesuffix(".toml") in by_recipe:
-            what = f"recipe {name!r} has"
-        raise UsageError(f"{what} {len(matches)} runs: {listed(matches, 8)}\n  name one of them")
+        runs = f"{len(matches)} runs: {listed(matches, 8)}"
+        raise UsageError(f"{name!r} means {runs}\n  name one of them")
     return existing_run(matches[0] if matches else name)
 
 

@@ -49,9 +49,9 @@ def test_a_run_is_meant_before_a_recipe_and_before_a_beginning(root):
 @pytest.mark.parametrize(
     "typed, said",
     [
-        ("small", "recipe 'small' has 2 runs: small-seed1, small-seed2"),
-        ("wid", "recipe 'wid' has 2 runs: wid-seed2, other"),
-        ("small-s", "'small-s' is the beginning of 2 runs: small-seed1, small-seed2"),
+        ("small", "'small' means 2 runs: small-seed1, small-seed2"),
+        ("wid", "'wid' means 2 runs: wid-seed2, other"),
+        ("small-s", "'small-s' means 2 runs: small-seed1, small-seed2"),
         ("small-sead1", "did you mean small-seed1"),
         ("zzz", "`efftrain runs list` shows all"),
         ("../small-seed1", "use 1 to 64 letters"),
@@ -69,7 +69,7 @@ def test_the_likeliest_of_several_runs_is_named_first(root):
     write_run(root / "runs", "wide", 7, name="trial-wide-seed7")
     write_run(root / "runs", "wide", 8, name="wide-seed8")
     shown = "wide-seed8, wide-lr0.001-seed3, my-wide, trial-wide-seed7"
-    with pytest.raises(UsageError, match=f"recipe 'wide' has 4 runs: {shown}\n"):
+    with pytest.raises(UsageError, match=f"'wide' means 4 runs: {shown}\n"):
         find_run("wide")
 
 
