@@ -134,9 +134,9 @@ def written_sizes(
     source = "arXiv 2406.19146"
     if count < SMALLEST_FITTED:
         lr = SMALL_LR
-        source = f"best at 0.4M, docs/evidence/baselines.md: {START_OF_SWEEP}"
+        source = f"best at 0.4M: {START_OF_SWEEP}"
 
-    ladder = f"{count:,} parameters with the head: docs/sizes.md"
+    ladder = f"{count:,} parameters with the head"
     yield Written("model.n_layer", model.n_layer, ladder)
     yield Written("model.n_head", model.n_head, "one a block")
     yield Written("model.n_embd", model.n_embd, f"heads of {model.head_size}")
