@@ -85,7 +85,7 @@ def trained_small() -> tuple[GPT, torch.optim.AdamW, GrowthState]:
     train_steps(model, optimizer, 10, 0)
     named = dict(model.named_parameters())
     moments = {}
-    for key in AdamW.gradient_powers:
+    for key in ("exp_avg", "exp_avg_sq", "step"):
         moments[key] = {name: optimizer.state[p][key].clone() for name, p in named.items()}
     state = GrowthState(
         config=model.config,

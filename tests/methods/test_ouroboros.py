@@ -238,7 +238,7 @@ def test_a_warmup_step_clips_by_one_norm(clip):
     class Measured:
         columns, tensors = state.optimizer.columns, state.optimizer.tensors
 
-        def step(self, lr: float, found_inf: Tensor) -> None:
+        def step(self, lr: float, found_inf: Tensor, beta2: float | None = None) -> None:
             gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
             norms.append(float(torch.nn.utils.get_total_norm(gradients)))
 

@@ -119,7 +119,7 @@ def test_gpt3_warms_up_over_its_published_tokens():
     assert ramp is not None
     sequences = step = 0
     while sequences * 2048 < 375e6:
-        sequences += ramp.batch_size_at(sequences, recipe.train.batch_size)
+        sequences += ramp.batch_size_at(sequences, 2048 * sequences, recipe.train.batch_size)
         step += 1
     assert step == recipe.optim.warmup_steps
     assert ramp.sequences * 2048 == 4_000_000_000
