@@ -29,7 +29,6 @@ UNMARKED = {
         "tests/tune_warmup/test_tune_warmup.py",
     ): "a_killed_search_goes_on_without_repeating_a_probe",
     ("F57", "tests/compare/test_cli.py"): "a_comparison_that_does_not_fit_leaves_the_earlier_file",
-    ("F78", "tests/study/test_study.py"): "a_study_survives_ctrl_c_and_kill_9",
     ("F81", "tests/laws/test_ranks.py"): "stopping_and_continuing_moves_no_bit",
 }
 """Tests that do not name the fault that they inject, by fault and file."""
