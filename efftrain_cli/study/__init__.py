@@ -1,2 +1,2 @@
-"""`efftrain study`: what is compared, how often and by which measure, fixed in a file before the
-first run."""
+"""`efftrain study` and `efftrain race`: what is compared, how often and by which measure, fixed
+before the first run."""

@@ -1,1 +1,1 @@
-"""What is to be trained: trials, the runner that trains them, and what a grid of them says."""
+"""What is to be trained: trials, what they cost, and the runner that trains them."""
