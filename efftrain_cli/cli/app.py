@@ -145,9 +145,8 @@ def _print_version(wanted: bool) -> None:
 _EPILOG = (
     "Each command's --help ends with examples.\n\n"
     "Exit codes: 0 done; 1 a defect, with a traceback, or a process of several"
-    " that ended or has other weights; 2 usage or recipe; 3 data or checkpoint; 4 diverged;"
-    " 5 out of memory; 6 disk; 7 run in use; 10 and 11 --fail-if; 75 stopped and resumable;"
-    " 130 second Ctrl-C."
+    " that ended or has other weights; 2 usage or recipe; 3 data or checkpoint; 4 diverged; 5 out"
+    " of memory; 6 disk; 7 in use; 10, 11 --fail-if; 75 stopped and resumable; 130 second Ctrl-C."
 )
 
 
