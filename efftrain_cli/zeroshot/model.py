@@ -33,6 +33,8 @@ from efftrain_cli.training import dist
 Ids = list[int]
 Prompt = tuple[int, Ids]
 """Number of a request, and the text to continue."""
+Answer = tuple[int, str]
+"""Number of a request, and the text that continues it."""
 Score = tuple[float, bool]
 """Log-probability of tokens in nats, and whether greedy decoding gives them."""
 UNSCORED = (math.nan, False)
@@ -91,10 +93,15 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
                 continue
             stream = context + continuation
             # The last token is never an input.
-            if len(stream) - 1 > length:
+            inputs = stream[:-1]
+            if len(inputs) > length:
                 self.truncated += 1
-            inputs = tuple(stream[-length - 1 : -1])
-            windows.append(Window(number, inputs, continuation))
+            window = Window(
+                number,
+                tuple(inputs[-length:]),
+                continuation,
+            )
+            windows.append(window)
         return self._score(windows, len(requests))
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
@@ -106,7 +113,13 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
         texts = [request.args[0] for request in requests]
         windows = []
         for number, ids in enumerate(self._encode(texts)):
-            for inputs, targets in get_rolling_token_windows(ids, end, length, context):
+            pairs = get_rolling_token_windows(
+                ids,
+                end,
+                length,
+                context,
+            )
+            for inputs, targets in pairs:
                 window = Window(number, tuple(inputs), targets)
                 windows.append(window)
         scores = self._score(windows, len(requests))
@@ -123,7 +136,8 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
         if settings["do_sample"]:
             raise ValueError("the task asks for sampled text; only greedy text can be repeated")
         end = self.tokenizer.eot_id
-        until = [*settings["until"], self.tokenizer.decode([end])]
+        end_text = self.tokenizer.decode([end])
+        until = [*settings["until"], end_text]
         # Room for all tokens that a task allows would leave none for the question.
         limit = min(settings["max_gen_toks"], self.context_length // 2)
         room = self.context_length - limit
@@ -139,11 +153,13 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
             same_length.append((number, kept))
         batches = []
         for length, prompts in by_length.items():
-            rows = max(1, self.batch_tokens // (length + limit))
+            fitting = self.batch_tokens // (length + limit)
+            rows = max(1, fitting)
             for start in range(0, len(prompts), rows):
-                batches.append(prompts[start : start + rows])
+                batch = prompts[start : start + rows]
+                batches.append(batch)
 
-        def write(batch: list[Prompt]) -> list[tuple[int, str]]:
+        def write(batch: list[Prompt]) -> list[Answer]:
             return self._write(batch, limit, until)
 
         answers = dict(self._divide(batches, write))
@@ -153,17 +169,21 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
         encoded = self.tokenizer.encode(texts)
         return [ids.tolist() for ids in encoded]
 
-    def _encode_pairs(self, requests: list[Instance]) -> Iterator[tuple[Ids, Ids]]:
+    def _encode_pairs(
+        self,
+        requests: list[Instance],
+    ) -> Iterator[tuple[Ids, Ids]]:
         """Encode contexts with their continuations and split the tokens, as the harness does."""
         # Spaces at the border belong to the continuation: tokens begin with them.
         starts = [request.args[0].rstrip() for request in requests]
         wholes = ["".join(request.args) for request in requests]
-        encoded_starts = self._encode(starts)
-        encoded_wholes = self._encode(wholes)
-        for number, context in enumerate(encoded_starts):
-            tokens = encoded_wholes[number]
-            continuation = tokens[len(context) :]
-            if tokens[: len(context)] != context:
+        contexts = self._encode(starts)
+        streams = self._encode(wholes)
+        for number, context in enumerate(contexts):
+            stream = streams[number]
+            border = len(context)
+            continuation = stream[border:]
+            if stream[:border] != context:
                 self.boundary_mismatches += 1
             if not continuation:
                 # A token spans the border (lm-evaluation-harness, pull request 4055).
@@ -177,7 +197,8 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
         compute: Callable[[Any], list[Any]],
     ) -> list[Any]:
         """Compute this rank's batches; return the answers of all ranks."""
-        mine = batches[dist.rank() :: dist.world_size()]
+        first = dist.rank()
+        mine = batches[first :: dist.world_size()]
         answers = []
         for batch in tqdm(mine, disable=silent() or None):
             answers += compute(batch)
@@ -186,17 +207,27 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
             gathered += part
         return gathered
 
-    def _score(self, windows: Sequence[Window], requests: int) -> list[Score]:
+    def _score(
+        self,
+        windows: Sequence[Window],
+        requests: int,
+    ) -> list[Score]:
         """Add up the windows' scores by request."""
         sums: dict[int, Score] = {}
         batches = batch_windows(windows, self.batch_tokens)
         for request, logprob, is_greedy in self._divide(batches, self._score_batch):
             before, all_greedy = sums.get(request, (0.0, True))
-            sums[request] = (before + logprob, all_greedy and is_greedy)
+            sums[request] = (
+                before + logprob,
+                all_greedy and is_greedy,
+            )
         return [sums.get(request, UNSCORED) for request in range(requests)]
 
     @torch.inference_mode()
-    def _score_batch(self, batch: Sequence[Window]) -> list[tuple[int, float, bool]]:
+    def _score_batch(
+        self,
+        batch: Sequence[Window],
+    ) -> list[tuple[int, float, bool]]:
         """Return (request, log-probability, whether greedy) of each window."""
         rows: dict[tuple[int, ...], int] = {}
         for window in batch:
@@ -212,8 +243,12 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
             logprobs = logits.log_softmax(-1)
             chosen = logprobs.gather(1, ids[:, None])
             is_greedy = logits.argmax(-1) == ids
-            score = float(chosen.double().sum())
-            scores.append((request, score, bool(is_greedy.all())))
+            score = (
+                request,
+                float(chosen.double().sum()),
+                bool(is_greedy.all()),
+            )
+            scores.append(score)
         return scores
 
     def _hidden(self, sequences: Sequence[Sequence[int]]) -> Tensor:
@@ -226,14 +261,18 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
 
     def _autocast(self) -> AbstractContextManager[object]:
         kind = self.model.device.type
-        return torch.autocast(kind, torch.bfloat16, enabled=self.bf16)
+        return torch.autocast(
+            kind,
+            torch.bfloat16,
+            enabled=self.bf16,
+        )
 
     def _write(
         self,
         batch: list[Prompt],
         limit: int,
         until: list[str],
-    ) -> list[tuple[int, str]]:
+    ) -> list[Answer]:
         """Continue numbered prompts of one length greedily, up to a stop string."""
         numbers = [number for number, _ in batch]
         prompts = [prompt for _, prompt in batch]
@@ -241,7 +280,12 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
         columns: list[list[int]] = []
         answers: list[str] = []
         with self._autocast():
-            generated = generate(self.model, tokens, GREEDY, self.context_length)
+            generated = generate(
+                self.model,
+                tokens,
+                GREEDY,
+                self.context_length,
+            )
             for column in islice(generated, limit):
                 columns.append(column.tolist())
                 answers = []
@@ -257,7 +301,10 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
         return list(zip(numbers, answers, strict=True))
 
 
-def batch_windows(windows: Iterable[Window], batch_tokens: int) -> list[list[Window]]:
+def batch_windows(
+    windows: Iterable[Window],
+    batch_tokens: int,
+) -> list[list[Window]]:
     """Divide windows into batches, the longest first, equal inputs side by side."""
 
     def key(window: Window) -> tuple[int, tuple[int, ...]]:
@@ -269,7 +316,8 @@ def batch_windows(windows: Iterable[Window], batch_tokens: int) -> list[list[Win
         if batch:
             # The first window of a batch is its longest.
             longest = len(batch[0].inputs)
-            if (len(batch) + 1) * longest > batch_tokens:
+            rows = len(batch) + 1
+            if rows * longest > batch_tokens:
                 batch = []
                 batches.append(batch)
         batch.append(window)

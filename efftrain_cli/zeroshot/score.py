@@ -32,7 +32,11 @@ class TaskScore:
     """Items left out, because an answer has no tokens, or more than the context."""
 
 
-def score_task(task: ConfigurableTask, model: HarnessModel, limit: int | None) -> TaskScore:
+def score_task(
+    task: ConfigurableTask,
+    model: HarnessModel,
+    limit: int | None,
+) -> TaskScore:
     """Score the first `limit` items of a task, or all.
 
     Raises:
@@ -42,7 +46,12 @@ def score_task(task: ConfigurableTask, model: HarnessModel, limit: int | None) -
     model.truncated = 0
     model.boundary_mismatches = 0
     # The bootstrap takes most of a minute for an error that has a closed form.
-    results = lm_eval.evaluate(model, {"tasks": {name: task}}, limit=limit, bootstrap_iters=0)
+    results = lm_eval.evaluate(
+        model,
+        {"tasks": {name: task}},
+        limit=limit,
+        bootstrap_iters=0,
+    )
     samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
     unscored = {sample["doc_id"] for sample in samples if _is_unscored(sample)}
     kept = [sample for sample in samples if sample["doc_id"] not in unscored]
@@ -52,7 +61,10 @@ def score_task(task: ConfigurableTask, model: HarnessModel, limit: int | None) -
     metrics = {}
     for metric, shares in _shares(kept).items():
         aggregate = task.aggregation().get(metric.split(",")[0], mean)
-        metrics[metric] = {"value": float(aggregate(shares)), "stderr": _stderr(aggregate, shares)}
+        metrics[metric] = {
+            "value": float(aggregate(shares)),
+            "stderr": _stderr(aggregate, shares),
+        }
     keys = ("doc_id", "doc_hash", "filter", *kept[0]["metrics"])
     return TaskScore(
         metrics=metrics,
@@ -77,7 +89,8 @@ def _shares(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     for sample in samples:
         suffix = f",{sample['filter']}" if len(filters) > 1 else ""
         for metric in sample["metrics"]:
-            shares.setdefault(metric + suffix, []).append(sample[metric])
+            of_metric = shares.setdefault(metric + suffix, [])
+            of_metric.append(sample[metric])
     return shares
 
 

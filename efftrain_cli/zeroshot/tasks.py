@@ -78,7 +78,11 @@ def find_specs(names: Iterable[str], data_dir: Path | None) -> list[TaskSpec]:
     return list(specs.values())
 
 
-def load_tasks(spec: TaskSpec, data_dir: Path | None, scratch: Path) -> list[ConfigurableTask]:
+def load_tasks(
+    spec: TaskSpec,
+    data_dir: Path | None,
+    scratch: Path,
+) -> list[ConfigurableTask]:
     """Return the harness's task objects with their items: several for a group.
 
     Args:
@@ -93,10 +97,12 @@ def load_tasks(spec: TaskSpec, data_dir: Path | None, scratch: Path) -> list[Con
     name = spec.name
     file = spec.local_file(data_dir)
     if spec.definition is not None:
-        name = str(Path(str(lm_eval.tasks.__file__)).parent / spec.definition)
+        folder = Path(str(lm_eval.tasks.__file__)).parent
+        name = str(folder / spec.definition)
     if file is not None:
         path = scratch / f"{spec.name}.yaml"
-        settings = {"include": name, **_local_settings(spec, file, scratch)}
+        settings = _local_settings(spec, file, scratch)
+        settings["include"] = name
         path.write_text(json.dumps(settings))  # JSON is YAML
         name = str(path)
     is_file = Path(name).is_file()
@@ -111,7 +117,8 @@ def load_tasks(spec: TaskSpec, data_dir: Path | None, scratch: Path) -> list[Con
     try:
         tasks = list(manager.load([name])["tasks"].values())
     except Exception as error:  # the Hub's libraries raise a dozen classes
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = f"{type(error).__name__}: {error}"
+        reason = " ".join(reason.split())
         raise DataError(f"{spec.name} cannot be loaded: {reason[:500]}") from error
     for task in tasks:
         task.set_fewshot_seed(1234)
@@ -122,13 +129,20 @@ def load_tasks(spec: TaskSpec, data_dir: Path | None, scratch: Path) -> list[Con
     return tasks
 
 
-def _local_settings(spec: TaskSpec, file: Path, scratch: Path) -> dict[str, Any]:
+def _local_settings(
+    spec: TaskSpec,
+    file: Path,
+    scratch: Path,
+) -> dict[str, Any]:
     """Return what replaces the dataset in a definition."""
     settings = {
         "task": spec.name,
         "dataset_path": "json",
         "dataset_name": None,
-        "dataset_kwargs": {"data_files": {"test": str(file)}, "cache_dir": str(scratch)},
+        "dataset_kwargs": {
+            "data_files": {"test": str(file)},
+            "cache_dir": str(scratch),
+        },
         "training_split": None,
         "validation_split": None,
         "fewshot_split": None,
