@@ -53,10 +53,20 @@ class Curve:
     def steps_to(self, losses: np.ndarray | float) -> np.ndarray:
         """Return the steps at which the curve has these losses; NaN if it never has."""
         falling = -np.asarray(losses)
-        return np.interp(falling, -self.losses, self.steps, left=np.nan, right=np.nan)
+        return np.interp(
+            falling,
+            -self.losses,
+            self.steps,
+            left=np.nan,
+            right=np.nan,
+        )
 
 
-def smooth(steps: np.ndarray, losses: np.ndarray, step_flops: float) -> Curve:
+def smooth(
+    steps: np.ndarray,
+    losses: np.ndarray,
+    step_flops: float,
+) -> Curve:
     """Smooth the losses of a run, (evaluations,), over log steps.
 
     Args:
@@ -75,7 +85,11 @@ def smooth(steps: np.ndarray, losses: np.ndarray, step_flops: float) -> Curve:
     if not np.all(np.isfinite(losses) & (losses > 0)):
         raise UsageError("a validation loss is not a positive finite number\n  name another run")
     x = np.log(steps)
-    spline = make_smoothing_spline(x, np.log(losses), lam=SMOOTHING * len(x))
+    spline = make_smoothing_spline(
+        x,
+        np.log(losses),
+        lam=SMOOTHING * len(x),
+    )
     grid = np.linspace(x[0], x[-1], GRID)
     slopes = spline.derivative()(grid)
     steepest = int(np.argmin(slopes))
@@ -108,7 +122,11 @@ def equal_marginal_cost(small: Curve, target: Curve) -> float | None:
     return float(small.steps[best])
 
 
-def saving(small: Curve, target: Curve, step: float) -> float:
+def saving(
+    small: Curve,
+    target: Curve,
+    step: float,
+) -> float:
     """Return the share of the target's FLOPs that growing at `step` saves, projected to the step
     where the target's slope passes `OPTIMALITY`, or its end."""
     end = target.switch(OPTIMALITY) or float(target.steps[-1])
