@@ -48,7 +48,8 @@ class AdamW:
         """See `Optimizer`."""
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in parameters.named.items():
-            weight_decay = settings.weight_decay * decays(parameters.kinds[name])
+            kind = parameters.kinds[name]
+            weight_decay = settings.weight_decay * decays(kind)
             groups.setdefault(weight_decay, []).append(parameter)
         param_groups = []
         for weight_decay, members in groups.items():
@@ -85,7 +86,12 @@ class AdamW:
             self._adamw.state[parameter] = state
             self._state[name] = state
 
-    def step(self, lr: float, found_inf: Tensor, beta2: float | None = None) -> None:
+    def step(
+        self,
+        lr: float,
+        found_inf: Tensor,
+        beta2: float | None = None,
+    ) -> None:
         """See `Optimizer.step`."""
         if beta2 is not None:
             self._step_at(lr, found_inf, beta2)
@@ -97,7 +103,12 @@ class AdamW:
             _torch_step(self._adamw)
 
     @torch.no_grad()
-    def _step_at(self, lr: float, found_inf: Tensor, beta2: float) -> None:
+    def _step_at(
+        self,
+        lr: float,
+        found_inf: Tensor,
+        beta2: float,
+    ) -> None:
         """Make torch's step with a beta2 of its own.
 
         v is corrected by the weight of its terms, 1 less the product of every step's beta2: torch's
@@ -115,8 +126,10 @@ class AdamW:
                 square = torch.lerp(state["exp_avg_sq"], gradient.square(), 1 - beta2)
                 square_weight = beta2 * state["exp_avg_sq_weight"] + (1 - beta2)
                 step = state["step"] + 1
+
                 rms = (square / square_weight).sqrt_().add_(group["eps"])
-                direction = mean / (1 - beta1**step) / rms
+                mean_weight = 1 - beta1**step
+                direction = mean / mean_weight / rms
                 weight = parameter * (1 - lr * group["weight_decay"])
                 weight.sub_(direction, alpha=lr)
                 for old, new in (
@@ -133,7 +146,8 @@ class AdamW:
         `beta2_tokens` the 0-d `exp_avg_sq_weight.NAME` too."""
         tensors: Tensors = {}
         for name, state in self._state.items():
-            tensors |= {f"{key}.{name}": value for key, value in state.items()}
+            for key, value in state.items():
+                tensors[f"{key}.{name}"] = value
         return tensors
 
     def columns(self) -> Tensors:

@@ -36,4 +36,5 @@ def take_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 def combined_norm(norms: Iterable[Tensor]) -> Tensor:
     """Return the l2 norm, 0-d, of tensors with these norms."""
-    return torch.linalg.vector_norm(torch.stack(list(norms)))
+    stacked = torch.stack(list(norms))
+    return torch.linalg.vector_norm(stacked)

@@ -33,24 +33,31 @@ class Lion:
         self._decay = {}
         self._momentum = {}
         for name, parameter in self._parameters.items():
-            self._decay[name] = settings.weight_decay * decays(parameters.kinds[name])
+            kind = parameters.kinds[name]
+            self._decay[name] = settings.weight_decay * decays(kind)
             self._momentum[name] = torch.zeros_like(parameter)
 
     @torch.no_grad()
-    def step(self, lr: float, found_inf: Tensor, beta2: float | None = None) -> None:
+    def step(
+        self,
+        lr: float,
+        found_inf: Tensor,
+        beta2: float | None = None,
+    ) -> None:
         """See `Optimizer.step`; `beta2` is not read, and the recipe's rules allow none."""
         skip = found_inf.bool()
+        of_direction, of_momentum = self._betas
         for name, parameter in self._parameters.items():
             gradient = parameter.grad
             if gradient is None:
                 continue
             momentum = self._momentum[name]
-            direction = torch.lerp(gradient, momentum, self._betas[0]).sign_()
+            direction = torch.lerp(gradient, momentum, of_direction).sign_()
             weight = parameter * (1 - lr * self._decay[name])
             weight.sub_(direction, alpha=lr)
             torch.where(skip, parameter, weight, out=parameter)
 
-            next_momentum = torch.lerp(gradient, momentum, self._betas[1])
+            next_momentum = torch.lerp(gradient, momentum, of_momentum)
             torch.where(skip, momentum, next_momentum, out=momentum)
 
     def tensors(self) -> Tensors:

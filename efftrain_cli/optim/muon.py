@@ -69,7 +69,12 @@ class Muon:
                 rows = list(parameters.qkv_rows)
             parts = [nn.Parameter(part) for part in parameter.detach().split(rows)]
             momentum = torch.zeros_like(parameter)
-            self._matrices[name] = _Matrix(parameter, momentum, rows, parts)
+            self._matrices[name] = _Matrix(
+                parameter,
+                momentum,
+                rows,
+                parts,
+            )
         self._adamw = AdamW(ParameterSet(named=others, kinds=kinds), settings)
 
         all_parts = []
@@ -87,7 +92,12 @@ class Muon:
             for part, buffer in zip(matrix.parts, buffers, strict=True):
                 self._muon.state[part]["momentum_buffer"] = buffer
 
-    def step(self, lr: float, found_inf: Tensor, beta2: float | None = None) -> None:
+    def step(
+        self,
+        lr: float,
+        found_inf: Tensor,
+        beta2: float | None = None,
+    ) -> None:
         """See `Optimizer.step`."""
         self._adamw.step(lr, found_inf, beta2)
         for group in self._muon.param_groups:
