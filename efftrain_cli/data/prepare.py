@@ -71,7 +71,11 @@ def prepare(
     return corpus
 
 
-def _open(folder: Path, data: Data, text: TextSources) -> Corpus:
+def _open(
+    folder: Path,
+    data: Data,
+    text: TextSources,
+) -> Corpus:
     sources = [(source.path, source.weight) for source in data.sources or ()]
     return open_corpus(folder, sources, text.notes)
 
@@ -95,7 +99,11 @@ def size_of_text(text: TextSources) -> int:
     return sum(source.size for source in text.sources)
 
 
-def corpus_key(data: Data, text: TextSources, limits: Limits) -> str:
+def corpus_key(
+    data: Data,
+    text: TextSources,
+    limits: Limits,
+) -> str:
     """Return the name of a corpus: equal files and settings give an equal key.
 
     Raises:

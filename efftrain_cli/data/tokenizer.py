@@ -99,11 +99,15 @@ class Tokenizer:
             return None
         ranks = {}
         for token in (*characters, *merged):
-            ranks[bytes(characters[each] for each in token)] = vocabulary[token]
+            spelled = bytes(characters[each] for each in token)
+            ranks[spelled] = vocabulary[token]
         import tiktoken
 
         return tiktoken.Encoding(
-            "efftrain", pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens={}
+            "efftrain",
+            pat_str=_PATTERN,
+            mergeable_ranks=ranks,
+            special_tokens={},
         )
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -120,19 +124,27 @@ class Tokenizer:
 
         decoder = json.loads(self.backend.to_str())["decoder"] or {}
         if decoder.get("type") != "ByteLevel":
-            texts = [self.decode(row[row != self.eot_id].tolist()) for row in rows]
-            return sum(len(text.encode()) for text in texts)
+            total = 0
+            for row in rows:
+                ids = row[row != self.eot_id].tolist()
+                total += len(self.decode(ids).encode())
+            return total
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for token, id in self.backend.get_vocab(with_added_tokens=False).items():
             lengths[id] = len(token)  # each character stands for one byte
         for id, added in self.backend.get_added_tokens_decoder().items():
             lengths[id] = len(added.content.encode())
-        return int(lengths[rows[rows != self.eot_id]].sum())
+        ids = rows[rows != self.eot_id]
+        return int(lengths[ids].sum())
 
     def save(self, path: Path) -> None:
         """Write tokenizer.json."""
         # The library opens no file whose name is not UTF-8.
-        path.write_text(self.backend.to_str(pretty=True), encoding="utf-8", newline="\n")
+        path.write_text(
+            self.backend.to_str(pretty=True),
+            encoding="utf-8",
+            newline="\n",
+        )
 
 
 def cut_pieces(texts: Iterator[str]) -> Iterator[str]:
@@ -184,13 +196,16 @@ def tokenizer_files(spec: str) -> list[Path]:
     """
     path = expanded(spec, "write data.tokenizer without ~")
     if path.is_file():
-        pairs = [pair for pair in _PAIRS if path.name in pair]
-        return [path.with_name(name) for name in pairs[0]] if pairs else [path]
+        for pair in _PAIRS:
+            if path.name in pair:
+                return [path.with_name(name) for name in pair]
+        return [path]
     for names in (("tokenizer.json",), *_PAIRS):
         if all((path / name).is_file() for name in names):
             return [path / name for name in names]
     reason: object = f"looked in {Path.cwd()}"
-    named = hub.MODEL_NAME.fullmatch("openai-community/gpt2" if spec == "gpt2" else spec)
+    hub_name = "openai-community/gpt2" if spec == "gpt2" else spec
+    named = hub.MODEL_NAME.fullmatch(hub_name)
     if named is not None and path.suffix != ".json" and not path.exists():
         try:
             return [hub.hub_tokenizer(named[1], named[2])]
@@ -227,7 +242,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         ) from error
     end = None
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        config = json.loads(files[0].with_name("tokenizer_config.json").read_text("utf-8"))
+        path = files[0].with_name("tokenizer_config.json")
+        config = json.loads(path.read_text("utf-8"))
         end = config["eos_token"]
         end = end["content"] if isinstance(end, dict) else end
     return _finish(backend, str(spec), end)

@@ -60,7 +60,8 @@ class Windows:
     """Batches lie in page-locked memory, for copies to a CUDA device."""
 
     def __post_init__(self) -> None:
-        self._parts = self.shards.parts or (Part("the training text", 1.0, self.shards.tokens),)
+        whole = Part("the training text", 1.0, self.shards.tokens)
+        self._parts = self.shards.parts or (whole,)
         # One window fewer than fits, so that every epoch's shift of the cut leaves the same number.
         self._windows = [part.tokens // self.seq_len - 1 for part in self._parts]
         self._shares = apportion([part.weight for part in self._parts], _MIX)
@@ -126,14 +127,16 @@ class Windows:
     def starts(self, first: int, count: int) -> np.ndarray:
         """Return where the windows at stream positions first .. first+count-1 begin among the
         tokens, int64 (count,)."""
-        blocks = range(first // _BLOCK, (first + max(count, 1) - 1) // _BLOCK + 1)
+        last = first + max(count, 1) - 1
+        blocks = range(first // _BLOCK, last // _BLOCK + 1)
         begin = first - blocks[0] * _BLOCK
         places = np.concatenate([self._cached_block(block) for block in blocks])
         return places[begin : begin + count]
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return windows at stream positions start .. start+count-1, int64 (count, seq_len + 1)."""
-        return self.shards.read(self.starts(start, count).tolist(), self.seq_len + 1)
+        starts = self.starts(start, count).tolist()
+        return self.shards.read(starts, self.seq_len + 1)
 
     def batch(
         self,
@@ -186,7 +189,9 @@ class Windows:
         """
         import torch
 
-        return torch.from_numpy(self.shards.read(self.validation_starts(count), self.seq_len + 1))
+        starts = self.validation_starts(count)
+        ids = self.shards.read(starts, self.seq_len + 1)
+        return torch.from_numpy(ids)
 
     def validation_starts(self, count: int) -> list[int]:
         """Return where the windows of `validation` begin; fails as it does."""
@@ -199,9 +204,9 @@ class Windows:
             )
         starts = []
         base = 0
-        for part, share in zip(
-            self._parts, apportion([part.weight for part in self._parts], count), strict=True
-        ):
+        weights = [part.weight for part in self._parts]
+        shares = apportion(weights, count)
+        for part, share in zip(self._parts, shares, strict=True):
             starts += [base + start for start in self._spread(part.tokens, share)]
             base += part.tokens
         return starts or self._spread(self.shards.tokens, 1)
@@ -215,7 +220,8 @@ class Windows:
         return [i * room // (count - 1) for i in range(count)]
 
     def _block(self, number: int) -> np.ndarray:
-        return self._places(np.arange(number * _BLOCK, (number + 1) * _BLOCK))
+        first = number * _BLOCK
+        return self._places(np.arange(first, first + _BLOCK))
 
     def _places(self, positions: np.ndarray) -> np.ndarray:
         self.per_epoch  # noqa: B018  raises where there is too little text
@@ -311,7 +317,11 @@ def permute(
     return out.astype(np.int64)
 
 
-def _feistel(x: np.ndarray, bits: int, key: np.ndarray) -> np.ndarray:
+def _feistel(
+    x: np.ndarray,
+    bits: int,
+    key: np.ndarray,
+) -> np.ndarray:
     """Permute 0 .. 2^bits - 1. The halves may differ by a bit, so they swap widths from round to
     round."""
     width = np.uint64(bits - bits // 2)
@@ -358,5 +368,8 @@ def frequency_loss(
     places = 64
     length = min(train.tokens, COUNTED // places)
     starts = np.linspace(0, train.tokens - length, places).astype(int).tolist()
-    counts = 1 + np.bincount(train.read(starts, length).ravel(), minlength=vocab_size)
-    return float(-np.log(counts / counts.sum())[windows[:, 1:].numpy()].mean())
+    ids = train.read(starts, length)
+    counts = 1 + np.bincount(ids.ravel(), minlength=vocab_size)
+    log_shares = np.log(counts / counts.sum())
+    targets = windows[:, 1:].numpy()
+    return float(-log_shares[targets].mean())
