@@ -33,7 +33,12 @@ def plan_lines(trials: Sequence[Trial]) -> list[str]:
     """Return the runs of a sweep, and what they still cost."""
     rows = []
     for row in plan_rows(trials):
-        rows.append((str(row["run"]), str(row["state"]), f"{row['tokens']:,}"))
+        cells = (
+            str(row["run"]),
+            str(row["state"]),
+            f"{row['tokens']:,}",
+        )
+        rows.append(cells)
     costs = costs_of(trials)
     table = table_lines(("run", "state", "tokens"), rows)
     return [*table, str(costs), *disk_lines(costs)]
@@ -45,8 +50,10 @@ def compare_sweep(
     target: float | None = None,
 ) -> Comparison | None:
     """Compare what a sweep trained; None if there is one recipe, and no setting to judge by."""
-    is_one_recipe = len({run.arm for run in runs}) == 1
-    if len(group_runs(runs)) < 2 or (is_one_recipe and baseline is None):
+    if len(group_runs(runs)) < 2:
+        return None
+    recipes = {run.arm for run in runs}
+    if len(recipes) == 1 and baseline is None:
         return None
     return compare(runs, baseline=baseline, target=target)
 
@@ -76,7 +83,13 @@ def run_rows(runs: Sequence[Run]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for run in runs:
         loss = run.final_loss if run.status == "finished" else None
-        rows.append({"run": run.name, "status": run.status, "final_loss": loss})
+        rows.append(
+            {
+                "run": run.name,
+                "status": run.status,
+                "final_loss": loss,
+            }
+        )
     return rows
 
 
@@ -84,6 +97,8 @@ def run_lines(runs: Sequence[Run]) -> list[str]:
     """Return a line per run: how it ended."""
     lines = []
     for run in runs:
-        loss = "" if run.status != "finished" else f", val loss {run.final_loss:.4f} nats/token"
-        lines.append(f"{run.name}: {run.status}{loss}")
+        line = f"{run.name}: {run.status}"
+        if run.status == "finished":
+            line += f", val loss {run.final_loss:.4f} nats/token"
+        lines.append(line)
     return lines
