@@ -85,7 +85,13 @@ def summed_cross_entropy(
         weight = weight.to(dtype)
     if not torch.is_grad_enabled():
         return _without_gradient(x, weight, targets, vocab_size, softcap)
-    return _SummedCrossEntropy.apply(x, weight, targets, vocab_size, softcap)
+    return _SummedCrossEntropy.apply(
+        x,
+        weight,
+        targets,
+        vocab_size,
+        softcap,
+    )
 
 
 def _without_gradient(
@@ -99,7 +105,11 @@ def _without_gradient(
     tokens = _chunk_tokens(x, weight.shape[0])
     for part, target in zip(x.split(tokens), targets.split(tokens), strict=True):
         logits = F.linear(part, weight)[:, :vocab_size].float()
-        loss += F.cross_entropy(capped(logits, softcap), target, reduction="sum")
+        loss += F.cross_entropy(
+            capped(logits, softcap),
+            target,
+            reduction="sum",
+        )
     return loss
 
 

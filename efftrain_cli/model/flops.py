@@ -105,7 +105,11 @@ def parameter_count(config: GPTConfig) -> int:
     return rows * config.n_embd + inner_parameters(config)
 
 
-def flops_per_token(config: GPTConfig, seq_len: int, blocks: float) -> FlopsPerToken:
+def flops_per_token(
+    config: GPTConfig,
+    seq_len: int,
+    blocks: float,
+) -> FlopsPerToken:
     """Return FLOPs per token at `seq_len` if `blocks` blocks were executed (an average may be
     fractional)."""
     attention = 12.0 * config.attention_size * seq_len

@@ -72,7 +72,11 @@ def generate(
         yield token
 
 
-def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+def draw(
+    logits: Tensor,
+    sampling: Sampling,
+    generator: torch.Generator,
+) -> Tensor:
     """Draw one token per row of `logits` (batch, vocab_size): int64 (batch,) on their device."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
@@ -92,5 +96,9 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tens
         in_order_of_tokens = is_dropped.gather(-1, order.argsort())
         probabilities = probabilities.masked_fill(in_order_of_tokens, 0.0)
 
-    drawn = torch.multinomial(probabilities.cpu(), 1, generator=generator)
+    drawn = torch.multinomial(
+        probabilities.cpu(),
+        1,
+        generator=generator,
+    )
     return drawn[:, 0].to(logits.device)

@@ -66,7 +66,11 @@ class KeyValueCache:
             return 0
         return self.keys.shape[2]
 
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(
+        self,
+        keys: Tensor,
+        values: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Append (B, K, new, D) and return all keys and values so far."""
         if self.keys is not None and self.values is not None:
             keys = torch.cat([self.keys, keys], dim=2)
@@ -79,7 +83,11 @@ class KeyValueCache:
 def _norm(config: GPTConfig) -> nn.Module:
     """Return a norm, or the identity."""
     if config.norm == "layernorm":
-        return nn.LayerNorm(config.n_embd, config.norm_eps, bias=config.bias)
+        return nn.LayerNorm(
+            config.n_embd,
+            config.norm_eps,
+            bias=config.bias,
+        )
     if config.norm == "rmsnorm":
         return RMSNorm(config.n_embd, config.norm_eps)
     if config.norm == "none":
@@ -142,14 +150,22 @@ class CausalSelfAttention(nn.Module):
         self.head_size = config.head_size
         self.rows = config.qkv_rows
         self.queries_per_key = config.n_head // config.kv_heads
-        self.c_attn = nn.Linear(config.n_embd, sum(self.rows), bias=config.bias)
+        self.c_attn = nn.Linear(
+            config.n_embd,
+            sum(self.rows),
+            bias=config.bias,
+        )
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if config.qk_norm:
             self.q_norm = RMSNorm(self.head_size, config.norm_eps)
             self.k_norm = RMSNorm(self.head_size, config.norm_eps)
         self.rope = rope
-        self.c_proj = nn.Linear(config.attention_size, config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(
+            config.attention_size,
+            config.n_embd,
+            bias=config.bias,
+        )
 
     def forward(
         self,
@@ -187,10 +203,25 @@ class CausalSelfAttention(nn.Module):
         see("attn.k", k)
 
         if past == 0:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            y = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                is_causal=True,
+            )
         else:
-            ones = torch.ones(seq_len, past + seq_len, dtype=torch.bool, device=x.device)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=ones.tril(past))
+            ones = torch.ones(
+                seq_len,
+                past + seq_len,
+                dtype=torch.bool,
+                device=x.device,
+            )
+            y = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=ones.tril(past),
+            )
         y = y.transpose(1, 2).reshape(batch, seq_len, -1)
         y = self.c_proj(y)
         see("attn.c_proj", y)
@@ -217,11 +248,23 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[config.mlp]
-        self.c_fc = nn.Linear(config.n_embd, config.ff_size, bias=config.bias)
+        self.c_fc = nn.Linear(
+            config.n_embd,
+            config.ff_size,
+            bias=config.bias,
+        )
         self.c_up: nn.Linear | None = None
         if config.mlp_facts.is_gated:
-            self.c_up = nn.Linear(config.n_embd, config.ff_size, bias=config.bias)
-        self.c_proj = nn.Linear(config.ff_size, config.n_embd, bias=config.bias)
+            self.c_up = nn.Linear(
+                config.n_embd,
+                config.ff_size,
+                bias=config.bias,
+            )
+        self.c_proj = nn.Linear(
+            config.ff_size,
+            config.n_embd,
+            bias=config.bias,
+        )
 
     def forward(self, x: Tensor, see: See = ignore) -> Tensor:
         hidden = self.c_fc(x)
@@ -286,7 +329,11 @@ RunBlock = Callable[[Block, Tensor, Tensor | None], Tensor | tuple[Tensor, Tenso
 compiles blocks."""
 
 
-def run_eagerly(block: Block, x: Tensor, scale: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+def run_eagerly(
+    block: Block,
+    x: Tensor,
+    scale: Tensor | None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Compute a block, not compiled."""
     return block(x, scale)
 
@@ -314,7 +361,11 @@ class GPT(nn.Module):
         self.ln_f = _norm(config)
         self.lm_head: nn.Linear | None = None
         if not config.tied:
-            self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
+            self.lm_head = nn.Linear(
+                config.n_embd,
+                config.padded_vocab_size,
+                bias=False,
+            )
         self.with_squares = False
         """Training also asks for the squares of log-sum-exp, the z-loss."""
         self.residual_dtype = torch.float32
@@ -422,7 +473,13 @@ class GPT(nn.Module):
                 scale = scales[i]
 
             if recompute:
-                out = checkpoint(run_block, block, x, scale, use_reentrant=False)
+                out = checkpoint(
+                    run_block,
+                    block,
+                    x,
+                    scale,
+                    use_reentrant=False,
+                )
             else:
                 out = run_block(block, x, scale)
             if not isinstance(out, tuple):
@@ -472,14 +529,24 @@ class GPT(nn.Module):
         run_block: RunBlock = run_eagerly,
     ) -> Tensor:
         """Sum the cross-entropy of tokens (B, T) against targets (B, T), nats, 0-d fp32."""
-        x = self.run_blocks(self.embed(tokens), gates, scales, recompute, run_block)
+        x = self.run_blocks(
+            self.embed(tokens),
+            gates,
+            scales,
+            recompute,
+            run_block,
+        )
         return self.head_loss_sum(x, targets)
 
     def new_caches(self) -> list[KeyValueCache]:
         """Make an empty cache for each block."""
         return [KeyValueCache() for _ in self.h]
 
-    def hidden(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        caches: Sequence[KeyValueCache] | None = None,
+    ) -> Tensor:
         """Compute the residual stream (B, T, C) after the last block, of which `head` makes logits.
 
         With `caches` (one per block) only the tokens are given that follow those already seen.

@@ -29,7 +29,11 @@ _EXPONENT = 0x7F800000
 """The exponent bits of fp32: a number without its sign and mantissa is its power of two."""
 
 
-def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tensor:
+def round_nearest_(
+    x: Tensor,
+    bits: int,
+    scratch: Tensor | None = None,
+) -> Tensor:
     """Round `x`, fp32, to `bits` explicit mantissa bits, in place. Ties go to even.
 
     A number beyond the largest one becomes infinity.
@@ -40,7 +44,11 @@ def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tenso
     drop = 23 - bits
     if drop <= 0:
         return x
-    last = torch.bitwise_right_shift(x.view(torch.int32), drop, out=scratch)
+    last = torch.bitwise_right_shift(
+        x.view(torch.int32),
+        drop,
+        out=scratch,
+    )
     # Half of the last bit kept, less one bit where that is 0: a tie goes up only from an odd
     # number.
     addend = last.bitwise_and_(1).add_((1 << (drop - 1)) - 1)
@@ -141,7 +149,11 @@ def _in_chunks(terms: Tensor, chunk: int) -> Tensor:
     return terms.view(count, chunk, *rest).transpose(0, 1)
 
 
-def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tensor:
+def sums_in_order(
+    terms: Tensor,
+    widths: Sequence[int],
+    chunk: int = 0,
+) -> Tensor:
     """Sum `terms` over their first dimension, in order, rounding to nearest after every addition,
     in accumulators of several widths at once.
 
@@ -166,7 +178,11 @@ def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tenso
         power = torch.empty_like(total)
         for step in steps:
             total.add_(step)
-            torch.bitwise_and(total.view(torch.int32), _EXPONENT, out=power.view(torch.int32))
+            torch.bitwise_and(
+                total.view(torch.int32),
+                _EXPONENT,
+                out=power.view(torch.int32),
+            )
             total.addcmul_(power, factors)
             total.addcmul_(power, factors, value=-1)
         return total
@@ -237,7 +253,12 @@ def narrow_matmul(
     return out
 
 
-def _round_(x: Tensor, bits: int, exponent_bits: int, scratch: Tensor) -> None:
+def _round_(
+    x: Tensor,
+    bits: int,
+    exponent_bits: int,
+    scratch: Tensor,
+) -> None:
     if exponent_bits < 8:
         round_in_range_(x, bits, exponent_bits, scratch)
     else:
