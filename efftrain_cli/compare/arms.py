@@ -36,13 +36,15 @@ class Arm:
     @property
     def scale(self) -> tuple[str, float, float]:
         """Recipe, size and budget: settings are chosen among arms that share them."""
-        return self.first.arm, self.first.size, self.first.budget
+        first = self.first
+        return first.arm, first.size, first.budget
 
     @property
     def rank(self) -> tuple[int, float]:
         """Sort key of the best setting: fewest runs without a final loss, then the lowest mean."""
         losses = pd.Series([run.final_loss for run in self.runs])
-        return int(losses.isna().sum()), losses.mean()
+        missing = int(losses.isna().sum())
+        return missing, losses.mean()
 
     def has_failed(self, run: Run) -> bool:
         """Return whether a run diverged or ended stuck."""
@@ -67,10 +69,14 @@ def arms_of(
     if not every_setting:
         arms = best_settings(arms)
     recipes = [arm.label for arm in arms]
-    arms = [arm if recipes.count(arm.label) == 1 else with_own_name(arm) for arm in arms]
+    for number, label in enumerate(recipes):
+        if recipes.count(label) > 1:
+            arms[number] = with_own_name(arms[number])
+
     base = find_baseline(arms, baseline)
     level = stuck_level(base)
-    ordered = [base, *(arm for arm in arms if arm is not base)]
+    others = [arm for arm in arms if arm is not base]
+    ordered = [base, *others]
     return [replace(arm, stuck_above=level) for arm in ordered]
 
 
@@ -88,7 +94,11 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
     """
     groups: dict[str, dict[int, Run]] = {}
     for run in runs:
-        identity = json.dumps([run.arm, run.settings], sort_keys=True, default=str)
+        identity = json.dumps(
+            [run.arm, run.settings],
+            sort_keys=True,
+            default=str,
+        )
         by_seed = groups.setdefault(identity, {})
         other = by_seed.setdefault(run.seed, run)
         if other is not run:
@@ -99,7 +109,8 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
     arms = []
     for by_seed in groups.values():
         ordered = [by_seed[seed] for seed in sorted(by_seed)]
-        arms.append(Arm(ordered[0].arm, tuple(ordered)))
+        arm = Arm(ordered[0].arm, tuple(ordered))
+        arms.append(arm)
     return arms
 
 
@@ -137,7 +148,10 @@ def best_settings(arms: Sequence[Arm]) -> list[Arm]:
     return [arm for arm in arms if arm in best]
 
 
-def find_baseline(arms: Sequence[Arm], name: str | None) -> Arm:
+def find_baseline(
+    arms: Sequence[Arm],
+    name: str | None,
+) -> Arm:
     """Return the arm that `name` means; without one, the first arm without a method.
 
     Raises:
@@ -163,7 +177,10 @@ def find_baseline(arms: Sequence[Arm], name: str | None) -> Arm:
 
 def has_method(arm: Arm) -> bool:
     """Return whether the arm's recipe has a method's section."""
-    sections = {key.partition(".")[0]: True for key in arm.first.settings}
+    sections = {}
+    for key in arm.first.settings:
+        section = key.partition(".")[0]
+        sections[section] = True
     return bool(methods_among(sections))
 
 
@@ -173,8 +190,11 @@ def stuck_level(base: Arm) -> float:
     for run in base.runs:
         share = run.curve.tokens / run.spent("tokens")
         if run.status == "finished" and share.min() < STUCK_AT:
-            losses.append(np.interp(STUCK_AT, share, run.curve.val_loss))
-    return float(np.median(losses)) if losses else math.inf
+            loss = np.interp(STUCK_AT, share, run.curve.val_loss)
+            losses.append(loss)
+    if not losses:
+        return math.inf
+    return float(np.median(losses))
 
 
 # --- pairs ----------------------------------------------------------------------------------------
@@ -227,7 +247,9 @@ class Pairs:
 
 def pair_up(base: Arm, arm: Arm) -> Pairs:
     """Pair the runs of two arms by seed; if they share no seed, compare them all unpaired."""
-    shared = {run.seed for run in base.runs} & {run.seed for run in arm.runs}
+    base_seeds = {run.seed for run in base.runs}
+    arm_seeds = {run.seed for run in arm.runs}
+    shared = base_seeds & arm_seeds
     sides = []
     failed = []
     pending: list[str] = []
@@ -238,19 +260,24 @@ def pair_up(base: Arm, arm: Arm) -> Pairs:
         unshared += [run.name for run in each.runs if run not in runs]
         lost = [run for run in runs if each.has_failed(run)]
         waiting = [run for run in runs if run.is_pending]
-        left_out |= {run.seed for run in (*lost, *waiting)}
+        for run in (*lost, *waiting):
+            left_out.add(run.seed)
         pending += [run.name for run in waiting]
         failed.append(len(lost))
         sides.append(runs)
 
     kept = []
     for runs in sides:
-        kept.append([run for run in runs if run.seed not in left_out])
+        side = [run for run in runs if run.seed not in left_out]
+        kept.append(side)
     return Pairs(
         arm=arm.label,
         kept=(kept[0], kept[1]),
         failed=(failed[0], failed[1]),
-        total=(len(sides[0]), len(sides[1])),
+        total=(
+            len(sides[0]),
+            len(sides[1]),
+        ),
         pending=pending,
         unshared=unshared,
         is_paired=bool(shared),

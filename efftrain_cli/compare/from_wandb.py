@@ -64,7 +64,11 @@ def read_api(
     rows: list[dict[str, Any]] = []
     for run in runs:
         config = flatten(dict(run.config))
-        fixed = {**config, "run": run.id, "failed": run.state in FAILED}
+        fixed = {
+            **config,
+            "run": run.id,
+            "failed": run.state in FAILED,
+        }
         fixed.setdefault("arm", run.name)
         rows += [{**fixed, **row} for row in run.scan_history()]
     if not rows:

@@ -13,7 +13,10 @@ from efftrain_cli.foundation.console import counted, table_lines
 NOTE = "*: best, compared; !: at the edge of the grid"
 
 
-def grid_frame(groups: Sequence[Arm], keys: Sequence[str]) -> pd.DataFrame:
+def grid_frame(
+    groups: Sequence[Arm],
+    keys: Sequence[str],
+) -> pd.DataFrame:
     """Return a row per recipe and setting, in the order of the values.
 
     Columns: `arm`, each of `keys`, `loss` (mean over seeds, NaN if a run has none), `seeds`, `best`
@@ -31,15 +34,19 @@ def grid_frame(groups: Sequence[Arm], keys: Sequence[str]) -> pd.DataFrame:
     for group in groups:
         values = {key: group.first.settings.get(key) for key in keys}
         losses = pd.Series([run.final_loss for run in group.runs])
-        is_best = best[group.first.arm] is group
-        others = [each for each in groups if each.first.arm == group.first.arm]
+        arm = group.first.arm
+        is_best = best[arm] is group
+        edges = []
+        if is_best:
+            of_arm = [each for each in groups if each.first.arm == arm]
+            edges = edges_of(group, of_arm, keys)
         row = {
-            "arm": group.first.arm,
+            "arm": arm,
             **values,
             "loss": losses.mean(skipna=False),
             "seeds": len(losses),
             "best": is_best,
-            "edge": edges_of(group, others, keys) if is_best else [],
+            "edge": edges,
         }
         rows.append(row)
     return pd.DataFrame(rows).sort_values(list(keys), kind="stable")
@@ -60,7 +67,10 @@ def edges_of(
     return edges
 
 
-def numbers_of(groups: Sequence[Arm], key: str) -> list[float]:
+def numbers_of(
+    groups: Sequence[Arm],
+    key: str,
+) -> list[float]:
     """Return the numbers that a key has, in order."""
     values: set[float] = set()
     for group in groups:
@@ -95,22 +105,31 @@ def grid_lines(
     seeds = counted(int(frame.seeds.max()), "seed")
     cells = []
     for _, row in frame.iterrows():
-        mark = "*" * row.best + "!" * bool(row.edge)
-        cells.append(f"{row.loss:.4f}{mark}" if row.loss == row.loss else f"failed{mark}")
+        cell = "failed"
+        if row.loss == row.loss:
+            cell = f"{row.loss:.4f}"
+        if row.best:
+            cell += "*"
+        if row.edge:
+            cell += "!"
+        cells.append(cell)
     frame = frame.assign(cell=cells)
     mean = f"nats/token, mean of {seeds}"
     if len(keys) > 1:
         # An arm that was not tuned over a key has no value of it.
-        texts = frame[["arm", *keys, "cell"]].astype(object).fillna("-").astype(str)
+        texts = frame[["arm", *keys, "cell"]].astype(object)
+        texts = texts.fillna("-").astype(str)
         rows = [tuple(row) for row in texts.to_numpy()]
-        return ["", *table_lines((title or "arm", *keys, mean), rows), NOTE]
+        head = (title or "arm", *keys, mean)
+        return ["", *table_lines(head, rows), NOTE]
     (key,) = keys
     frame = frame.dropna(subset=[key])
     values = list(dict.fromkeys(frame[key]))
     rows = []
     for arm, group in frame.groupby("arm", sort=False):
         by_value = dict(zip(group[key], group.cell, strict=True))
-        rows.append((f"  {arm}", *(by_value.get(value, "") for value in values)))
+        of_arm = [by_value.get(value, "") for value in values]
+        rows.append((f"  {arm}", *of_arm))
     head = (f"{title} {key}".strip(), *map(str, values))
     first, *rest = table_lines(head, rows)
     return ["", f"{first}    {mean}", *rest, NOTE]

@@ -71,14 +71,17 @@ class Plot:
     def low_high(self) -> tuple[float, float]:
         """Range of the y axis, without a margin."""
         late = self.curves[self.curves.x >= self.fit_from]
-        values = [*late[["y", "low", "high"]].to_numpy().ravel(), *self.include]
+        drawn = late[["y", "low", "high"]].to_numpy()
+        values = [*drawn.ravel(), *self.include]
         return float(np.nanmin(values)), float(np.nanmax(values))
 
     def tick(self, value: float) -> str:
         """Format a number of tokens, FLOPs, seconds or steps beside the x axis."""
         if self.x.startswith("FLOPs"):
             return human_flops(value).removesuffix("FLOP").strip()
-        return f"{value:.3g}" if abs(value) >= 1e15 else human_count(value, 4)
+        if abs(value) >= 1e15:
+            return f"{value:.3g}"
+        return human_count(value, 4)
 
 
 Values = Sequence[float] | np.ndarray
@@ -103,8 +106,17 @@ def curve(
     """
     import pandas as pd
 
-    values = {"group": group, "label": label, "line": line, "x": x, "y": y}
-    return pd.DataFrame({**values, "low": low, "high": high})
+    return pd.DataFrame(
+        {
+            "group": group,
+            "label": label,
+            "line": line,
+            "x": x,
+            "y": y,
+            "low": low,
+            "high": high,
+        }
+    )
 
 
 def draw_figure(plots: Sequence[Plot]) -> Figure:
@@ -126,9 +138,12 @@ def draw_figure(plots: Sequence[Plot]) -> Figure:
     handles, labels = panels.flat[0].get_legend_handles_labels()
     if labels:
         # Below the axes, where it hides no curve, in as many columns as fit.
-        fitting = max(1, min(len(handles), 70 * columns // (8 + max(map(len, labels)))))
+        longest = max(map(len, labels))
+        fitting = 70 * columns // (8 + longest)
+        fitting = max(1, min(len(handles), fitting))
         # The legend's further lines take nothing from the axes.
-        figure.set_figheight(figure.get_figheight() + 0.18 * ((len(handles) - 1) // fitting))
+        further = (len(handles) - 1) // fitting
+        figure.set_figheight(figure.get_figheight() + 0.18 * further)
         figure.legend(
             handles,
             labels,
@@ -178,7 +193,12 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
     """Draw levels and ends, and set scales, limits and labels."""
     from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator, NullFormatter
 
-    thin: dict[str, Any] = {"color": _INK, "linewidth": 0.8, "alpha": 0.6, "linestyle": ":"}
+    thin: dict[str, Any] = {
+        "color": _INK,
+        "linewidth": 0.8,
+        "alpha": 0.6,
+        "linestyle": ":",
+    }
     for level in plot.levels:
         axes.axhline(level, **thin)
     for end in plot.ends:
@@ -202,10 +222,18 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
         axes.set_xticks(list(plot.ticks), list(plot.ticks.values()))
         axes.xaxis.set_minor_formatter(NullFormatter())
 
-    axes.set_title(plot.title, fontsize=11, loc="left")
+    axes.set_title(
+        plot.title,
+        fontsize=11,
+        loc="left",
+    )
     axes.set_xlabel(plot.x)
     axes.set_ylabel(textwrap.fill(plot.y, 40))
-    axes.grid(alpha=0.18, linewidth=0.6, color=_INK)
+    axes.grid(
+        alpha=0.18,
+        linewidth=0.6,
+        color=_INK,
+    )
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -265,7 +293,8 @@ def draw_in_terminal(
     import plotext
     from matplotlib.ticker import MaxNLocator
 
-    shown = plot.curves[np.isfinite(plot.curves.y) & (plot.curves.x >= plot.start)]
+    is_shown = np.isfinite(plot.curves.y) & (plot.curves.x >= plot.start)
+    shown = plot.curves[is_shown]
     if shown.empty:
         return ""
     scale_x = np.log10 if "x" in plot.log else np.asarray
