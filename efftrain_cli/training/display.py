@@ -29,7 +29,13 @@ class TrainingDisplay:
     SILENCE = 29.5
     """Seconds without a finished step after which a line says that the run is alive."""
 
-    def __init__(self, console: Console, total_tokens: int, tokens: int, steps: int | None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        total_tokens: int,
+        tokens: int,
+        steps: int | None,
+    ) -> None:
         self._console = console
         self._total_tokens = total_tokens
         self._steps = steps
@@ -56,7 +62,11 @@ class TrainingDisplay:
                 transient=True,
                 refresh_per_second=4,
             )
-            self._task = self._bar.add_task("training", total=self._total_tokens, text="starting")
+            self._task = self._bar.add_task(
+                "training",
+                total=self._total_tokens,
+                text="starting",
+            )
             self._bar.start()
         else:
             threading.Thread(target=self._keep_alive, daemon=True).start()
@@ -79,7 +89,11 @@ class TrainingDisplay:
             if row["val_loss"] is not None:
                 self._val_loss = row["val_loss"]  # type: ignore
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=row["tokens"], text=self._text())  # type: ignore
+            self._bar.update(
+                self._task,
+                completed=row["tokens"],  # type: ignore
+                text=self._text(),
+            )
             return
         now = time.monotonic()
         interval = self.INTERVAL

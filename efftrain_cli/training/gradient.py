@@ -92,7 +92,12 @@ class Gradient:
         else:
             losses = self._accumulate(parts, plan)
         columns = self._objective.columns(losses, plan, gates)
-        result = step_result(self._recipe, self._state.model.config, plan, gates)
+        result = step_result(
+            self._recipe,
+            self._state.model.config,
+            plan,
+            gates,
+        )
         return result._replace(scalars=columns, simigrad_dots=dots)
 
     def _accumulate(self, parts: Sequence[MicroBatch], plan: StepPlan) -> Tensors:
@@ -109,7 +114,12 @@ class Gradient:
             same_shape = part.tokens.shape == self._full_shape
             with attention_kernels(device, same_shape=same_shape):
                 with record_function("forward"):
-                    summed = self._objective.compute(part.tokens, part.targets, part.gates, scales)
+                    summed = self._objective.compute(
+                        part.tokens,
+                        part.targets,
+                        part.gates,
+                        scales,
+                    )
                 shares = {}
                 for name, loss in summed.items():
                     shares[name] = part.weight * loss / plan.tokens
@@ -121,7 +131,11 @@ class Gradient:
         self.watch = self._sum.watch
         return losses
 
-    def _by_halves(self, parts: Sequence[MicroBatch], plan: StepPlan) -> tuple[Tensors, Dots]:
+    def _by_halves(
+        self,
+        parts: Sequence[MicroBatch],
+        plan: StepPlan,
+    ) -> tuple[Tensors, Dots]:
         """Accumulate the step's even micro-batches apart from its odd ones; return the losses and
         the products of the two halves' gradients.
 
@@ -164,9 +178,18 @@ def cut(
     padding = batch.tokens.new_zeros(1, plan.seq_len)
     parts = []
     for index, number in enumerate(numbers):
-        part = MicroBatch(number, tokens[index], targets[index], gates[number])
+        part = MicroBatch(
+            number,
+            tokens[index],
+            targets[index],
+            gates[number],
+        )
         if not sizes[index]:
-            part = part._replace(tokens=padding, targets=padding, weight=0.0)
+            part = part._replace(
+                tokens=padding,
+                targets=padding,
+                weight=0.0,
+            )
         parts.append(part)
     return parts
 
@@ -204,7 +227,11 @@ def branch_scales(plan: StepPlan, device: torch.device) -> Tensor | None:
     return on_host.to(device, non_blocking=True)
 
 
-def draw_gates(recipe: Recipe, plan: StepPlan, state: TrainState) -> list[Gates]:
+def draw_gates(
+    recipe: Recipe,
+    plan: StepPlan,
+    state: TrainState,
+) -> list[Gates]:
     """Draw the blocks that each micro-batch of the step runs.
 
     Ranks that divide the model must run the same blocks at a time: their n-th micro-batches have

@@ -32,7 +32,8 @@ from efftrain_cli.training.state import TrainState
 def norms(state: TrainState, tensors: Tensors) -> Tensors:
     """Return the l2 norm of each tensor, of a parameter by name, over all that the ranks hold, 0-d
     fp32."""
-    local: Sequence[Tensor] = torch._foreach_norm(list(tensors.values()))
+    held = list(tensors.values())
+    local: Sequence[Tensor] = torch._foreach_norm(held)
     if state.division is not None:
         squares = [norm.square() for norm in local]
         dist.all_reduce(squares)
@@ -58,7 +59,11 @@ def block_weights(state: TrainState) -> Tensors:
     return copies
 
 
-def update_columns(state: TrainState, before: Tensors, gradients: Tensors) -> Tensors:
+def update_columns(
+    state: TrainState,
+    before: Tensors,
+    gradients: Tensors,
+) -> Tensors:
     """Return the columns `grad_norm_*` and `update_ratio_*`, each 0-d, after an update.
 
     Args:
@@ -66,7 +71,9 @@ def update_columns(state: TrainState, before: Tensors, gradients: Tensors) -> Te
         gradients: `gradient_norms` before clipping.
     """
     weights = state.weights()
-    changes = {name: weights[name] - old for name, old in before.items()}
+    changes = {}
+    for name, old in before.items():
+        changes[name] = weights[name] - old
     of_changes = by_layer(norms(state, changes))
     of_weights = by_layer(norms(state, before))
     of_gradients = by_layer(gradients)
@@ -88,8 +95,12 @@ def by_layer(by_name: Mapping[str, Tensor]) -> Tensors:
         if layer == "h":
             number = rest.partition(".")[0]
             layer = f"h.{number}"
-        parts.setdefault(layer, []).append(norm)
-    return {layer: combined_norm(of_layer) for layer, of_layer in parts.items()}
+        of_layer = parts.setdefault(layer, [])
+        of_layer.append(norm)
+    combined = {}
+    for layer, of_layer in parts.items():
+        combined[layer] = combined_norm(of_layer)
+    return combined
 
 
 def activation_columns(state: TrainState, window: Tensor) -> Tensors:
@@ -102,13 +113,20 @@ def activation_columns(state: TrainState, window: Tensor) -> Tensors:
     """
     columns: Tensors = {}
 
-    def run(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
+    def run(
+        block: Block,
+        x: Tensor,
+        scale: Tensor | None,
+    ) -> Tensor:
         seen: Tensors = {}
         x = block(x, scale, see=seen.__setitem__)
         number = len(columns) // 2
         rms = x.float().square().mean().sqrt()
         columns[f"residual_rms_h.{number}"] = rms
-        largest = largest_logit(seen["attn.q"], seen["attn.k"])
+        largest = largest_logit(
+            seen["attn.q"],
+            seen["attn.k"],
+        )
         columns[f"attention_logit_max_h.{number}"] = largest
         return x
 
@@ -129,7 +147,12 @@ def largest_logit(queries: Tensor, keys: Tensor) -> Tensor:
     One head at a time: the logits of all heads would be the largest tensor of the model.
     """
     length, size = queries.shape[-2:]
-    ones = torch.ones(length, length, dtype=torch.bool, device=queries.device)
+    ones = torch.ones(
+        length,
+        length,
+        dtype=torch.bool,
+        device=queries.device,
+    )
     future = ones.triu(1)
     maxima = []
     with torch.autocast(queries.device.type, enabled=False):

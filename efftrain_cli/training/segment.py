@@ -38,7 +38,8 @@ def accepted_recipe(
         if only_longer:
             differences = resuming.computed_differences(written, recipe)
             return recipe, resuming.not_accepted(run, differences)
-    return recipe, resuming.check_recipe(run, written, recipe, override)
+    differences = resuming.check_recipe(run, written, recipe, override)
+    return recipe, differences
 
 
 def check_beginning(run: Path, from_start: bool) -> None:
@@ -73,7 +74,12 @@ def begin_segment(
     """Record, on rank 0, that the run goes on from a checkpoint or from its beginning."""
     recipe = session.recipe
     rate = run.row_of(state.progress.step).get("lr")
-    change = resuming.rate_change(rate, state.progress, loaded.recipe, recipe)
+    change = resuming.rate_change(
+        rate,
+        state.progress,
+        loaded.recipe,
+        recipe,
+    )
     if change:
         print(change)
     for path, reason in loaded.passed_over:

@@ -105,7 +105,11 @@ class TrainState:
         fill(self.optimizer.tensors(), named, self.division)
 
 
-def fill(tensors: Tensors, named: Named, division: Division | None) -> None:
+def fill(
+    tensors: Tensors,
+    named: Named,
+    division: Division | None,
+) -> None:
     """Copy whole tensors, or this rank's parts of them, into `tensors`.
 
     Raises:
