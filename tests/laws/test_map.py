@@ -133,8 +133,8 @@ ADDITIONS = {
         [
             Edit(
                 "run/columns.py",
-                '    Column("z_loss", "train"),',
-                '    Column("z_loss", "train"),\n'
+                '    Column("total_flops", "axis", drawn_as="flops"),',
+                '    Column("total_flops", "axis", drawn_as="flops"),\n'
                 '    Column("loss_squared", "internals", title="Square of the loss"),',
             ),
             Edit(
@@ -300,5 +300,5 @@ def test_every_line_that_names_the_newest_is_needed(copy, name):
 
 def test_every_row_is_tried():
     section = PAGE.split("### Adding something else")[1].split("### Adding a method")[0]
-    rows = re.findall(r"^\| (an? [a-zA-Z ]+?) \|", section, re.M)
+    rows = re.findall(r"^\| (an? [a-zA-Z' ]+?) \|", section, re.M)
     assert set(rows) == {*ADDITIONS, "an optimizer"}
