@@ -191,7 +191,12 @@ NEWEST = {
     "lion": (
         [
             Edit("optim/facts.py", '"muon", "lion"]', '"muon"]'),
-            Edit("optim/facts.py", '    "lion": OptimizerFacts(state_size=parameter_count),\n', ""),
+            Edit(
+                "optim/facts.py",
+                '    "lion": OptimizerFacts('
+                "has_second_moment=False, state_size=parameter_count),\n",
+                "",
+            ),
             Edit("training/build.py", "from efftrain_cli.optim.lion import Lion\n", ""),
             Edit("training/build.py", '    "lion": Lion,\n', ""),
         ],
