@@ -19,7 +19,7 @@ from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageErro
 from efftrain_cli.zeroshot.results import read_items, read_results
 from efftrain_cli.zeroshot.tasks import SUITES, TASKS
 from tests.conftest import REPOSITORY, cli, invoke
-from tests.fake_runs import write_jsonl
+from tests.fake_runs import write_jsonl, write_sealed
 from tests.trained_run import make_run
 
 PIQA = [
@@ -132,7 +132,7 @@ def test_a_warmup_that_has_not_ended_is_evaluated_as_far_as_it_came(tmp_path, se
     run = make_run(tmp_path, overrides=("seq_len_warmup.start=8", "seq_len_warmup.steps=100"))
     # 40 at the checkpoint's step 10; what came after it does not count.
     rows = [{"step": step, "seq_len": 4 * step} for step in range(1, 17)]
-    write_jsonl(run / "metrics.jsonl", rows)
+    write_sealed(run / "metrics.jsonl", rows)
     result = efftrain(f"random --data-dir {sets}")
     assert "sequences of at most 40 of its 64 positions" in result.stderr
     assert read_results(run)[0]["context_length"] == 40
