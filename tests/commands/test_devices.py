@@ -55,7 +55,7 @@ def test_a_search_on_two_devices_finds_what_one_finds(efftrain, tmp_path):
     options = "--duration optim.lr=1e-1,1e-3 --seeds 0,1 --steps 12 --threshold 1.05"
     search = sets(write_text(tmp_path), *SETTINGS)
     command = f"tune-warmup --recipe small --device cpu {options}"
-    efftrain(f"{command} --name one", *search, timeout=300)
+    efftrain(f"{command} --name one", *search, timeout=300, code=4)  # none is stable
     two = f"{command} --name two --devices 2"
     process = start_efftrain(tmp_path, *two.split(), *search)
     probes = tmp_path / "runs" / "two" / "probes"
@@ -63,11 +63,11 @@ def test_a_search_on_two_devices_finds_what_one_finds(efftrain, tmp_path):
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75 and "Traceback" not in errors
-    efftrain(two, *search, timeout=300)
+    efftrain(two, *search, timeout=300, code=4)
     first, second = (_receipts(tmp_path / "runs" / name) for name in ("one", "two"))
     assert first == second
     assert {"", "12"} <= {receipt["unstable_at"] and "12" for receipt in first}
-    assert (tmp_path / "recipes" / "small-tuned.toml").exists()
+    assert not (tmp_path / "recipes" / "small-tuned.toml").exists()
 
 
 def _receipts(folder: Path) -> list[dict[str, str]]:

@@ -52,15 +52,6 @@ def test_metrics_are_the_rows_of_the_file(root):
     with pytest.raises(UsageError, match="3 runs"):
         efftrain.metrics("quickstart-slw")
     path = root / "quickstart-seed1" / "metrics.jsonl"
-    path.write_text('{"a": 1}\n')
-    with pytest.raises(DataError, match="not a file of steps"):
+    path.write_text('{"step": 1}\n' * 3)  # without check values; one line may be a kill's
+    with pytest.raises(DataError, match="3 lines are not rows"):
         efftrain.metrics("quickstart-seed1")
-
-
-def test_metrics_of_a_file_that_arrow_leaves_to_json(root):
-    """A text column with a bracket: the slow reader gives the same frame, without the text."""
-    expected = efftrain.metrics("quickstart-seed0")
-    rows = [row | {"note": "[x]"} for row in rows_of(100, 0)]
-    write_run(root, "odd", 0, rows=rows)
-    found = efftrain.metrics("odd").drop(columns="note")
-    pd.testing.assert_frame_equal(found[list(expected)], expected)

@@ -100,12 +100,12 @@ logbook.generate_text = stalled_text
 from efftrain_cli.optim.adamw import AdamW
 step, calls = AdamW.step, 0
 
-def stalled_step(self, lr, found_inf):
+def stalled_step(self, lr, found_inf, beta2=None):
     global calls
     calls += 1
     if calls == 7:
         stall()
-    return step(self, lr, found_inf)
+    return step(self, lr, found_inf, beta2)
 
 AdamW.step = stalled_step
 """,
