@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import os
 import re
 import shutil
@@ -84,20 +83,6 @@ def human_seconds(seconds: float) -> str:
     if seconds < 3 * 365 * 86400:
         return f"{seconds / 86400:,.1f} days"
     return f"{seconds / (365.25 * 86400):,.0f} years"
-
-
-def perplexity(loss: float) -> float:
-    """Return exp of a loss in nats per token; inf if a float cannot hold it."""
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
-
-
-def human_perplexity(loss: float) -> str:
-    """Return the perplexity of a loss in nats per token: 4.0981 -> "60.23"."""
-    value = perplexity(loss)
-    return "above 1e308" if value == math.inf else f"{value:.2f}"
 
 
 Row = tuple[str, ...]

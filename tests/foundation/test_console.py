@@ -13,7 +13,6 @@ from efftrain_cli.foundation.console import (
     harmless,
     human_count,
     human_flops,
-    human_perplexity,
     human_seconds,
     table_lines,
 )
@@ -95,21 +94,6 @@ def test_one_is_singular():
 )
 def test_seconds(seconds, shown):
     assert human_seconds(seconds) == shown
-
-
-@pytest.mark.parametrize(
-    "loss, shown",
-    [
-        (0.0, "1.00"),
-        (4.0981, "60.23"),
-        (710.0, "above 1e308"),
-        (1e300, "above 1e308"),
-        (float("inf"), "above 1e308"),
-    ],
-)
-def test_perplexities(loss, shown):
-    """F94: exp(4.0981) = 60.2258; a float holds up to exp(709.78)."""
-    assert human_perplexity(loss) == shown
 
 
 def test_a_table_too_wide_for_the_terminal_is_stacked(terminal, monkeypatch):
