@@ -9,7 +9,7 @@ import pandas as pd
 
 from efftrain_cli.compare.arms import Arm
 from efftrain_cli.compare.judge import Result
-from efftrain_cli.compare.picture import Plot, curve
+from efftrain_cli.compare.picture import Plot, curve, joined
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.run.columns import Column
 from efftrain_cli.run.reading import DRAWN
@@ -41,14 +41,7 @@ def plots_of(
 
 def curves_plot(arms: Sequence[Arm], axis: str) -> Plot:
     """Return the mean validation loss of each arm, and the range of its seeds, against a cost."""
-    points = [
-        curve(
-            0,
-            "",
-            [],
-            [],
-        )
-    ]
+    points = []
     starts = []
     for number, arm in enumerate(arms):
         curves = [run.curve for run in arm.runs if len(run.curve) > 1]
@@ -73,7 +66,7 @@ def curves_plot(arms: Sequence[Arm], axis: str) -> Plot:
     return Plot(
         f"loss-{axis}",
         f"Validation loss against {axis}: mean and range of seeds",
-        pd.concat(points[1:] or points, ignore_index=True),
+        joined(points),
         AXES[axis],
         "validation loss (nats/token)",
         fit_from=min(starts, default=0.0),
@@ -82,14 +75,7 @@ def curves_plot(arms: Sequence[Arm], axis: str) -> Plot:
 
 def column_plot(arms: Sequence[Arm], column: Column) -> Plot:
     """Return a column of metrics.jsonl over training, a line per run."""
-    points = [
-        curve(
-            0,
-            "",
-            [],
-            [],
-        )
-    ]
+    points = []
     for number, arm in enumerate(arms):
         for line, run in enumerate(arm.runs):
             series = run.series.get(column.name)
@@ -106,7 +92,7 @@ def column_plot(arms: Sequence[Arm], column: Column) -> Plot:
     return Plot(
         column.name.replace("_", "-"),
         column.title,
-        pd.concat(points[1:] or points, ignore_index=True),
+        joined(points),
         "tokens",
         column.unit,
     )
@@ -114,14 +100,7 @@ def column_plot(arms: Sequence[Arm], column: Column) -> Plot:
 
 def family_plot(arm: Arm, column: Column) -> Plot:
     """Return the columns of a family over an arm's first run, a line per part of the model."""
-    points = [
-        curve(
-            0,
-            "",
-            [],
-            [],
-        )
-    ]
+    points = []
     parts = [name for name in arm.first.series if name.startswith(column.name)]
     for line, name in enumerate(parts):
         series = arm.first.series[name]
@@ -138,7 +117,7 @@ def family_plot(arm: Arm, column: Column) -> Plot:
     return Plot(
         f"{name}-{arm.label}",
         f"{column.title}: {arm.label}, seed {arm.first.seed}",
-        pd.concat(points[1:] or points, ignore_index=True),
+        joined(points),
         "tokens",
         column.unit,
         fades=True,
@@ -147,14 +126,7 @@ def family_plot(arm: Arm, column: Column) -> Plot:
 
 def differences_plot(rows: Sequence[Result]) -> Plot:
     """Return each arm's difference of final losses with its interval."""
-    points = [
-        curve(
-            0,
-            "",
-            [],
-            [],
-        )
-    ]
+    points = []
     ticks = {}
     shown = [row for row in rows if row.measure == "final_loss" and not np.isnan(row.estimate)]
     for number, row in enumerate(shown):
@@ -170,7 +142,7 @@ def differences_plot(rows: Sequence[Result]) -> Plot:
     return Plot(
         "differences",
         "Final loss less the baseline's: intervals over seeds",
-        pd.concat(points[1:] or points, ignore_index=True),
+        joined(points),
         "arm",
         "difference of final losses (nats/token)",
         levels=(0.0,),
@@ -181,14 +153,7 @@ def differences_plot(rows: Sequence[Result]) -> Plot:
 
 def gains_plot(gains: pd.DataFrame) -> Plot:
     """Return the compute-equivalent gain of each arm over the budgets."""
-    points = [
-        curve(
-            0,
-            "",
-            [],
-            [],
-        )
-    ]
+    points = []
     each_budget = gains[gains.budget.notna() & gains.gain.notna()]
     ladders = each_budget.groupby(["arm", "size"])
     for number, ((arm, _), rungs) in enumerate(ladders):
@@ -205,7 +170,7 @@ def gains_plot(gains: pd.DataFrame) -> Plot:
     return Plot(
         "gains",
         "Compute-equivalent gain",
-        pd.concat(points[1:] or points, ignore_index=True),
+        joined(points),
         "budget (tokens)",
         "compute of the baseline / of the arm, at equal loss",
         log="x",

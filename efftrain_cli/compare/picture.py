@@ -52,16 +52,12 @@ class Plot:
     """Label of the y axis, with its unit."""
     log: str = ""
     """Axes on a log scale: "x" or "y"."""
-    start: float = 0.0
-    """Left end of a linear x axis."""
     fit_from: float = 0.0
     """The y axis covers the curves from this x on."""
     include: tuple[float, ...] = ()
     """Further values that the y axis covers."""
     levels: tuple[float, ...] = ()
     """Values of y with a dotted line."""
-    ends: tuple[float, ...] = ()
-    """Values of x with a dotted line."""
     ticks: Mapping[float, str] = field(default_factory=dict)
     """Place on the x axis -> its label; round numbers if empty."""
     fades: bool = False
@@ -117,6 +113,13 @@ def curve(
             "high": high,
         }
     )
+
+
+def joined(curves: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the points of several curves; a frame without rows if there are none."""
+    import pandas as pd
+
+    return pd.concat(curves or [curve(0, "", [], [])], ignore_index=True)
 
 
 def draw_figure(plots: Sequence[Plot]) -> Figure:
@@ -190,7 +193,7 @@ def _draw_lines(axes: Axes, plot: Plot) -> None:
 
 
 def _set_axes(axes: Axes, plot: Plot) -> None:
-    """Draw levels and ends, and set scales, limits and labels."""
+    """Draw levels, and set scales, limits and labels."""
     from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator, NullFormatter
 
     thin: dict[str, Any] = {
@@ -201,8 +204,6 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
     }
     for level in plot.levels:
         axes.axhline(level, **thin)
-    for end in plot.ends:
-        axes.axvline(end, **thin)
 
     if "y" in plot.log:
         axes.set_yscale("log")
@@ -217,7 +218,7 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
     elif not plot.ticks:
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plot.tick(value)))
-        axes.set_xlim(left=plot.start)
+        axes.set_xlim(left=0.0)
     if plot.ticks:
         axes.set_xticks(list(plot.ticks), list(plot.ticks.values()))
         axes.xaxis.set_minor_formatter(NullFormatter())
@@ -293,13 +294,12 @@ def draw_in_terminal(
     import plotext
     from matplotlib.ticker import MaxNLocator
 
-    is_shown = np.isfinite(plot.curves.y) & (plot.curves.x >= plot.start)
-    shown = plot.curves[is_shown]
+    shown = plot.curves[np.isfinite(plot.curves.y)]
     if shown.empty:
         return ""
     scale_x = np.log10 if "x" in plot.log else np.asarray
     scale_y = np.log10 if "y" in plot.log else np.asarray
-    left = max(plot.start, float(shown.x.min()))
+    left = float(shown.x.min())
     right = float(shown.x.max())
     # A single point has no width, and a flat curve no height.
     if left == right:
