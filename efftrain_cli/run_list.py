@@ -144,18 +144,18 @@ def row_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _age(path: Path) -> float:
-    """Return the seconds since a run was written to."""
-    metrics = path / "metrics.jsonl"
-    written = (metrics if metrics.exists() else path / "recipe.toml").stat().st_mtime
+    """Return the seconds since a run was written to; 0 if it has gone."""
+    written = written_at(path)
+    if not written:
+        return 0.0
     return max(0.0, time.time() - written)
 
 
 def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return one run's values by column, and its settings, empty if the run cannot be read."""
     path = runs_root() / name
-    row = {"name": printable(name), "age_seconds": 0.0}
+    row = {"name": printable(name), "age_seconds": _age(path)}
     try:
-        row["age_seconds"] = _age(path)
         return row_of(path)
     except Exception as error:  # one run that nobody can read must not hide the others
         reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
