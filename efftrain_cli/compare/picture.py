@@ -1,4 +1,4 @@
-"""Draw figures: with matplotlib into files, or with plotext in a terminal.
+"""Draw figures: with matplotlib for pages, or with plotext in a terminal.
 
 Colours are Okabe and Ito's (2008), which colour-blind readers can distinguish, and a grey; each
 group also has its own line style and marker. A figure for a page is an SVG whose text and axes have
@@ -11,14 +11,12 @@ import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from efftrain_cli.foundation.console import human_count, human_flops
-from efftrain_cli.foundation.files import made_beside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -238,29 +236,16 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def write_figure(plots: Sequence[Plot], path: Path) -> None:
-    """Draw plots into a file with `draw_figure`; the ending of its name decides the format.
-
-    Raises:
-        OSError: the file cannot be written.
-        ValueError: matplotlib has no such format.
-    """
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    with _style(plots[0].name, "#000000"), made_beside(path) as temporary:
-        figure = draw_figure(plots)
-        figure.savefig(
-            temporary,
-            dpi=200,
-            metadata=metadata,
-            format=path.suffix[1:],
-        )
-
-
 def inline_svg(plot: Plot) -> str:
     """Return the figure as an SVG element for a page, in the page's text colour."""
+    import matplotlib
+
     out = io.StringIO()
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with _style(plot.name, _INK):
+    style: dict[Any, Any] = dict.fromkeys(_INKED, _INK)
+    # The salt makes identifiers differ between the figures of a page, and repeat from run to run.
+    style |= {"font.size": 9.5, "svg.fonttype": "none", "svg.hashsalt": plot.name}
+    with matplotlib.rc_context(style):
         draw_figure([plot]).savefig(
             out,
             format="svg",
@@ -269,15 +254,6 @@ def inline_svg(plot: Plot) -> str:
         )
     svg = out.getvalue()
     return svg[svg.index("<svg") :].replace(_INK, "currentColor")
-
-
-def _style(salt: str, ink: str) -> Any:
-    import matplotlib
-
-    style: dict[Any, Any] = dict.fromkeys(_INKED, ink)
-    # The salt makes identifiers differ between the figures of a page, and repeat from run to run.
-    style |= {"font.size": 9.5, "svg.fonttype": "none", "svg.hashsalt": salt}
-    return matplotlib.rc_context(style)
 
 
 def draw_in_terminal(

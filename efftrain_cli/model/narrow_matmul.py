@@ -1,5 +1,4 @@
-"""Sum in an accumulator of few mantissa bits: rounding, long sums in order, and the matrix product
-made of them.
+"""Sum in an accumulator of few mantissa bits: rounding, and the matrix product made of such sums.
 
 Wang et al., "Training Deep Neural Networks with 8-bit Floating Point Numbers", NeurIPS 2018, arXiv
 1812.08011. In s + p the smaller number is shifted to the larger one's exponent, so a long sum in
@@ -13,9 +12,6 @@ Rounding goes to nearest, ties to the even neighbour.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -23,10 +19,6 @@ BLOCK = 32
 """Products that a layer adds in fp32 before it rounds: what tensor cores do, roughly."""
 _TILE = 1 << 16
 """Elements of the result worked on at once on a CPU: they and their scratch stay in the cache."""
-_SUMS = 1 << 14
-"""Running sums worked on at once in each width, likewise."""
-_EXPONENT = 0x7F800000
-"""The exponent bits of fp32: a number without its sign and mantissa is its power of two."""
 
 
 def round_nearest_(
@@ -135,69 +127,6 @@ def to_operand(x: Tensor, operands: str) -> tuple[Tensor, Tensor | None]:
 
 
 # --- sums -----------------------------------------------------------------------------------------
-
-
-def _in_chunks(terms: Tensor, chunk: int) -> Tensor:
-    """Reshape (n, ...) to (chunk, chunks, ...), whose rows are added to the sums of all chunks;
-    chunk 0: one chunk."""
-    n, *rest = terms.shape
-    chunk = min(chunk or n, n)
-    count = math.ceil(n / chunk)
-    missing = count * chunk - n
-    if missing:  # a sum does not change by adding zeros
-        terms = torch.cat([terms, terms.new_zeros(missing, *rest)])
-    return terms.view(count, chunk, *rest).transpose(0, 1)
-
-
-def sums_in_order(
-    terms: Tensor,
-    widths: Sequence[int],
-    chunk: int = 0,
-) -> Tensor:
-    """Sum `terms` over their first dimension, in order, rounding to nearest after every addition,
-    in accumulators of several widths at once.
-
-    The running sums lie in fp32: an addition is rounded twice, to 23 bits and to the width, which
-    seldom matters if the width is far smaller.
-
-    Args:
-        terms: (n, samples), fp32, below 2^100.
-        widths: mantissa bits of the accumulators.
-        chunk: sums of so many terms first, then the sum of those, rounded likewise; 0: one sum.
-
-    Returns:
-        (widths, samples), fp32.
-    """
-    # Adding and subtracting 1.5 x 2^(23 - bits) times a number's power of two rounds it, to even,
-    # in two passes.
-    of_widths = [1.5 * 2.0 ** (23 - bits) for bits in widths]
-    factors = torch.tensor(of_widths, device=terms.device).view(-1, 1, 1)
-
-    def add_in_order(steps: Tensor, shape: tuple[int, ...]) -> Tensor:
-        total = steps.new_zeros(shape)
-        power = torch.empty_like(total)
-        for step in steps:
-            total.add_(step)
-            torch.bitwise_and(
-                total.view(torch.int32),
-                _EXPONENT,
-                out=power.view(torch.int32),
-            )
-            total.addcmul_(power, factors)
-            total.addcmul_(power, factors, value=-1)
-        return total
-
-    sums = []
-    chunks = math.ceil(terms.shape[0] / (chunk or terms.shape[0]))
-    for samples in terms.split(max(16, _SUMS // chunks), dim=1):
-        steps = _in_chunks(samples.contiguous(), chunk)
-        # (widths, chunks, samples)
-        partial = add_in_order(steps, (len(widths), *steps.shape[1:]))
-        if chunks > 1:
-            steps = partial.transpose(0, 1).unsqueeze(2)
-            partial = add_in_order(steps, (len(widths), 1, partial.shape[2]))
-        sums.append(partial[:, 0])
-    return torch.cat(sums, dim=1)
 
 
 def narrow_matmul(

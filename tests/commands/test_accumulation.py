@@ -13,9 +13,17 @@ import torch
 from torch import Tensor
 
 from benchmarks import accumulation
-from benchmarks.accumulation import BITS, CHUNKS, Analysis, analyse, lines, needs_of, save
+from benchmarks.accumulation import (
+    BITS,
+    CHUNKS,
+    Analysis,
+    analyse,
+    lines,
+    needs_of,
+    save,
+    sums_in_order,
+)
 from efftrain_cli.methods.variance_retention import longest_sums, needed_bits
-from efftrain_cli.model.narrow_matmul import sums_in_order
 from tests.conftest import cli
 from tests.model.rounding import sum_in_order
 from tests.tiny import config_of, drawn

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.accumulation import sums_in_order
 from efftrain_cli.methods.variance_retention import product_bits
 from efftrain_cli.model.accumulator import Accumulator
 from efftrain_cli.model.linear import Arithmetic, NarrowLinear
@@ -18,7 +19,6 @@ from efftrain_cli.model.narrow_matmul import (
     round_in_range_,
     round_nearest_,
     scale_of,
-    sums_in_order,
     to_operand,
 )
 from tests.model.rounding import by_definition, sum_in_order
