@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.windows import Windows, data_warnings
-from efftrain_cli.foundation.console import counted, human_bytes, print_labelled
+from efftrain_cli.foundation.console import counted, human, print_labelled
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.plan.preview import summarize_plan
 
@@ -152,7 +152,7 @@ def _joined(spec: str | tuple[str, ...]) -> str:
 
 def _counted(side: dict[str, Any]) -> str:
     return (
-        f"{counted(side['documents'], 'document')}, {human_bytes(side['bytes'])},"
+        f"{counted(side['documents'], 'document')}, {human(side['bytes'], 'B')},"
         f" {side['tokens']:,} tokens"
     )
 

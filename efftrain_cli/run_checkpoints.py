@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.foundation.console import human_bytes
+from efftrain_cli.foundation.console import human
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.run.directory import checkpoint_step, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
@@ -39,7 +39,7 @@ def describe_checkpoints(run: Path) -> list[str]:
     for each in list_checkpoints(run):
         when = f"{datetime.fromisoformat(each['written']).astimezone():%Y-%m-%d %H:%M:%S}"
         name = Path(each["path"]).name
-        lines.append(f"{name}  {human_bytes(each['bytes']):>9}  {when}")
+        lines.append(f"{name}  {human(each['bytes'], 'B'):>9}  {when}")
     others = set((run / "checkpoints").glob("*")) - set(checkpoints_of(run))
     lines += [f"{'no checkpoint':<15}  {path}" for path in sorted(others)]
     return lines or [f"run {run.name!r} has no checkpoint yet"]

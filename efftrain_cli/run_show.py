@@ -9,15 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.foundation.console import (
-    counted,
-    human_bytes,
-    human_count,
-    human_flops,
-    human_seconds,
-    printable,
-    table_lines,
-)
+from efftrain_cli.foundation.console import counted, human, human_seconds, printable, table_lines
 from efftrain_cli.plan.describe import LABEL
 from efftrain_cli.recipe.draft import shown_path
 from efftrain_cli.recipe.toml import flatten
@@ -48,7 +40,7 @@ def lines_of_run(path: Path) -> list[str]:
     what = "running, last row" if status.endswith("%") else status
     lines = [f"{run.name}, {what} {when}"]
     lines += [f"{label:{LABEL}}{text}" for label, text in _facts(run, rows, last) if text]
-    lines.append(f"{'disk':{LABEL}}{human_bytes(size_of(path))} in {shown_path(path)}")
+    lines.append(f"{'disk':{LABEL}}{human(size_of(path), 'B')} in {shown_path(path)}")
     return lines
 
 
@@ -60,11 +52,11 @@ def _facts(run: SmallFiles, rows: Sequence[Values], last: Values) -> Iterator[tu
     budget = run.recipe.get("train", {}).get("tokens")
     of_budget = ""
     if isinstance(budget, int) and last.get("tokens", 0) < budget:
-        of_budget = f" of {human_count(budget)}"
+        of_budget = f" of {human(budget)}"
     yield (
         "spent",
-        f"{counted(step, 'step')}, {human_count(last.get('tokens') or 0)}{of_budget} tokens,"
-        f" {human_flops(last.get('total_flops') or 0.0)}s,"
+        f"{counted(step, 'step')}, {human(last.get('tokens') or 0)}{of_budget} tokens,"
+        f" {human(last.get('total_flops') or 0.0, 'FLOP')}s,"
         f" {human_seconds(last.get('train_seconds') or 0.0)} on {run.origin.get('device')};"
         f" {counted(resumes, 'resume') if resumes else 'no resume'}",
     )

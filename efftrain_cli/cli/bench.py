@@ -44,9 +44,7 @@ def bench(
     from efftrain_cli.bench import bench as measure
     from efftrain_cli.foundation.console import (
         counted,
-        human_bytes,
-        human_count,
-        human_flops,
+        human,
         make_console,
         print_json,
         print_labelled,
@@ -91,9 +89,10 @@ def bench(
         return
     total = sum(result.phases.values())
     mfu = "N/A (peak of this device is not known)" if result.mfu is None else f"{result.mfu:.1%}"
+    peaks = [human(peak, "B") for peak in result.peak_memory_by_device]
     lines = [
         (
-            f"recipe     {recipe}: {human_count(result.parameters)} parameters, vocabulary"
+            f"recipe     {recipe}: {human(result.parameters)} parameters, vocabulary"
             f" {result.vocab_size:,}, {result.batch_size} x {result.seq_len} tokens in"
             f" {result.accumulation_steps} micro-batch{'es' * (result.accumulation_steps > 1)}"
         ),
@@ -103,14 +102,14 @@ def bench(
             f" {counted(result.threads, 'thread')}"
         ),
         (
-            f"speed      {human_count(result.tokens_per_second)} tokens/s,"
+            f"speed      {human(result.tokens_per_second)} tokens/s,"
             f" {1000 * result.seconds_per_step:.1f} ms a step"
             f" (median of {result.steps}; {1000 * result.seconds_per_step_low:.1f}"
             f" to {1000 * result.seconds_per_step_high:.1f})"
         ),
-        f"FLOPs      {human_flops(result.flops_per_token)}s per token by 6 N + 12 L d T,"
-        f" logits included: {human_flops(result.flops_per_second)}/s, MFU {mfu}",
-        f"memory     {', '.join(map(human_bytes, result.peak_memory_by_device))} at the peak",
+        f"FLOPs      {human(result.flops_per_token, 'FLOP')}s per token by 6 N + 12 L d T,"
+        f" logits included: {human(result.flops_per_second, 'FLOP')}/s, MFU {mfu}",
+        f"memory     {', '.join(peaks)} at the peak",
         f"compile    {result.compile_seconds:.1f} s, {counted(result.compiled_graphs, 'graph')}",
     ]
     print_labelled(make_console(result=True), lines)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from efftrain_cli.data.sources import find_sources
 from efftrain_cli.foundation.console import (
     counted,
-    human_bytes,
-    human_flops,
+    human,
     human_seconds,
     make_console,
     print_json,
@@ -165,7 +164,7 @@ def _text_line(recipe: Recipe, facts: TextFacts) -> str:
         return f"text    missing: {facts.fault}"
     if facts.corpus is not None:
         return text_line(recipe, facts.corpus.train.tokens, facts.epochs)
-    size = f", {human_bytes(facts.text_bytes)}" if facts.text_bytes else ""
+    size = f", {human(facts.text_bytes, 'B')}" if facts.text_bytes else ""
     return f"text    {named_text(recipe.data)}: not prepared{size}"
 
 
@@ -175,13 +174,13 @@ def _time(
     """Return the seconds that training takes, None if nothing says so, and what says it."""
     peak = device.peak(cost.dtype)
     if peak is not None:
-        by = f"{device.count} x {100 * device.share:g} % of {human_flops(peak)}/s"
+        by = f"{device.count} x {100 * device.share:g} % of {human(peak, 'FLOP')}/s"
         rate = device.count * device.share * peak
         return cost.summary.flops / rate, f"{by} (assumed, no network)"
     measured = measured_rate(kind, recipe)
     if measured is None:
         return None, ""
-    by = f"{human_flops(measured.flops_per_second)}/s by {measured.source}"
+    by = f"{human(measured.flops_per_second, 'FLOP')}/s by {measured.source}"
     shape = (measured.n_layer, measured.n_embd)
     if shape != (recipe.model.n_layer, recipe.model.n_embd):
         by += f", a model of {measured.n_layer} x {measured.n_embd}: a rough guess"
@@ -189,7 +188,7 @@ def _time(
 
 
 def _cost_line(cost: PlanCost, seconds: float | None, by: str, name: str) -> str:
-    flops = f"costs   {human_flops(cost.summary.flops)}s"
+    flops = f"costs   {human(cost.summary.flops, 'FLOP')}s"
     if seconds is None:
         return f"{flops}; time unknown: `efftrain bench {name}`"
     return f"{flops}, about {human_seconds(seconds)}: {by}"
@@ -197,28 +196,28 @@ def _cost_line(cost: PlanCost, seconds: float | None, by: str, name: str) -> str
 
 def _memory_line(cost: PlanCost, device: PlannedDevice) -> str:
     sequences, seq_len = cost.micro_batch
-    needed = human_bytes(cost.memory_bytes)
+    needed = human(cost.memory_bytes, "B")
     batches = f"micro-batches of {sequences:,} x {seq_len:,}"
     if not device.memory:
         return f"memory  about {needed}, {batches}"
     if cost.memory_bytes > device.memory:
         return (
-            f"memory  does not fit: about {needed}, {device.name} has {human_bytes(device.memory)}"
+            f"memory  does not fit: about {needed}, {device.name} has {human(device.memory, 'B')}"
         )
-    return f"memory  about {needed} of {human_bytes(device.memory)}, {batches}"
+    return f"memory  about {needed} of {human(device.memory, 'B')}, {batches}"
 
 
 def _disk_line(recipe: Recipe, cost: PlanCost, facts: TextFacts) -> str:
     line = (
         f"disk    {counted(recipe.checkpoint.keep, 'checkpoint')}"
-        f" of {human_bytes(cost.checkpoint_bytes)}"
+        f" of {human(cost.checkpoint_bytes, 'B')}"
     )
     # A token of a vocabulary of 256 has about 2 bytes of text, one of GPT-2's 4.
     tokens = facts.needed_tokens or facts.text_bytes / (math.log2(cost.vocab_size) / 4)
     if tokens:
         width = 2 if cost.vocab_size <= 1 << 16 else 4
         bound = "up to" if facts.needed_tokens else "about"
-        line += f", {bound} {human_bytes(width * tokens)} of shards"
+        line += f", {bound} {human(width * tokens, 'B')} of shards"
     return line
 
 

@@ -205,7 +205,7 @@ def begin(plan: Plan, yes: bool) -> None:
     Raises:
         UsageError: it is long, and nobody can be asked.
     """
-    from efftrain_cli.foundation.console import human_bytes, human_seconds, say
+    from efftrain_cli.foundation.console import human, human_seconds, say
     from efftrain_cli.study.text import race_line
     from efftrain_cli.trials.costs import costs_of
 
@@ -216,7 +216,7 @@ def begin(plan: Plan, yes: bool) -> None:
     is_long = (costs.seconds or 0.0) > LONG or costs.disk > LARGE
     if not is_long or yes:
         return
-    text = f"this race may take {human_seconds(costs.seconds or 0)}, {human_bytes(costs.disk)}"
+    text = f"this race may take {human_seconds(costs.seconds or 0)}, {human(costs.disk, 'B')}"
     if not sys.stdin.isatty():
         raise UsageError(f"{text}: no terminal to ask on\n  give --yes")
     typer.confirm(f"{text}. Begin?", abort=True)

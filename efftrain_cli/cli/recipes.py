@@ -326,14 +326,14 @@ def _numbers(card: dict[str, Any]) -> str:
     "" for a recipe with a mistake. A value that is not a number is shown as it is written, a
     missing one as "?".
     """
-    from efftrain_cli.foundation.console import human_count
+    from efftrain_cli.foundation.console import human
 
     if card["mistake"]:
         return ""
     shown = {}
     for key, value in card.items():
         is_number = isinstance(value, int | float)
-        shown[key] = human_count(value) if is_number else str(value or "?")
+        shown[key] = human(value) if is_number else str(value or "?")
     return (
         "{n_layer} x {n_embd}, {parameters_without_embeddings} parameters, context {seq_len}, "
         "batch {batch_size}, {tokens} tokens"

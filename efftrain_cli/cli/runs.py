@@ -49,7 +49,7 @@ def list_(
     """List runs: status, tokens, last validation loss, age."""
     import time
 
-    from efftrain_cli.foundation.console import human_count, human_seconds, table_lines
+    from efftrain_cli.foundation.console import human, human_seconds, table_lines
     from efftrain_cli.run.directory import runs_root
     from efftrain_cli.run_list import glance_at_runs, read_runs
 
@@ -74,7 +74,7 @@ def list_(
         if run.status.endswith("%"):
             age = "now"
         loss = "" if run.val_loss is None else f"{run.val_loss:.4f}"
-        tokens = "" if run.is_group else human_count(run.tokens)
+        tokens = "" if run.is_group else human(run.tokens)
         rows.append((run.name, run.status, tokens, loss, age))
     header = ("run", "status", "tokens", "val loss", "age")
     print("\n".join(table_lines(header, rows, ("tokens", "age"))))
@@ -147,12 +147,12 @@ def rm(
     yes: Annotated[bool, Option("--yes", "-y", help="Skip the confirmation prompt.")] = False,
 ) -> None:
     """Remove runs with all their checkpoints."""
-    from efftrain_cli.foundation.console import counted, human_bytes
+    from efftrain_cli.foundation.console import counted, human
     from efftrain_cli.run_list import remove, remove_runs, size_of
 
     paths = remove_runs(names)
     for path in paths:
-        print(f"{path}  {human_bytes(size_of(path))}")
+        print(f"{path}  {human(size_of(path), 'B')}")
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("nothing was removed: no terminal to ask on\n  give --yes")

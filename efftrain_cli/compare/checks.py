@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from efftrain_cli.compare.arms import Arm, Pairs, differing_keys
-from efftrain_cli.foundation.console import human_count, listed
+from efftrain_cli.foundation.console import human, listed
 from efftrain_cli.recipe.recipe import methods_among
 from efftrain_cli.run.reading import OPENING, Run
 
@@ -127,7 +127,7 @@ def describe_changes(base: Arm, arm: Arm) -> str:
         before = mean_fact(base, title)
         after = mean_fact(arm, title)
         if max(before, after) > DIFFERS * min(before, after):
-            parts.append(words.format(human_count(after), human_count(before)))
+            parts.append(words.format(human(after), human(before)))
     return f"{arm.label} {' and '.join(parts)}." if parts else ""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from efftrain_cli.compare.arms import Pairs
 from efftrain_cli.compare.curves import FEWEST, cost_to_reach, log_saving
 from efftrain_cli.compare.inference import Estimate, paired, unpaired
-from efftrain_cli.foundation.console import human_count
+from efftrain_cli.foundation.console import human
 from efftrain_cli.recipe.schedules import SCHEDULES
 from efftrain_cli.run.reading import COSTS, Run
 
@@ -125,7 +125,7 @@ def unequal_budgets(pairs: Pairs) -> str:
         return "" if same_length else "the last steps differ by more than 2 %"
     base, arm = (runs[0].spent("tokens") for runs in pairs.kept)
     return (
-        f"budgets differ: {human_count(arm)} tokens, {human_count(base)} of the baseline;"
+        f"budgets differ: {human(arm)} tokens, {human(base)} of the baseline;"
         f" --set train.tokens={base:.0f} for both would make them equal"
     )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from efftrain_cli.foundation.console import human_count, human_flops
+from efftrain_cli.foundation.console import human
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,10 +72,10 @@ class Plot:
     def tick(self, value: float) -> str:
         """Format a number of tokens, FLOPs, seconds or steps beside the x axis."""
         if self.x.startswith("FLOPs"):
-            return human_flops(value).removesuffix("FLOP").strip()
+            return human(value, "FLOP").removesuffix("FLOP").strip()
         if abs(value) >= 1e15:
             return f"{value:.3g}"
-        return human_count(value, 4)
+        return human(value, digits=4)
 
 
 Values = Sequence[float] | np.ndarray

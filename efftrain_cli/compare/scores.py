@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from efftrain_cli.foundation.console import human_count
+from efftrain_cli.foundation.console import human
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.run.names import select_runs
 from efftrain_cli.run.reading import Run, load_run
@@ -28,7 +28,7 @@ def load_scored_run(path: Path) -> Run:
         if entry["limit"] is not None:
             terms.append(f"limit {entry['limit']:g}")
         if entry.get("tokens") is not None:
-            terms.append(f"{human_count(entry['tokens'])} tokens")
+            terms.append(f"{human(entry['tokens'])} tokens")
         for name, metric in (entry.get("metrics") or {}).items():
             if metric["value"] is not None:
                 title = f"{entry['task']} {name} ({', '.join(terms)})"

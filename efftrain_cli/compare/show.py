@@ -14,12 +14,7 @@ from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.judge import WITHIN, Result
 from efftrain_cli.compare.ladder import describe_trends
 from efftrain_cli.compare.picture import inline_svg
-from efftrain_cli.foundation.console import (
-    counted,
-    human_count,
-    human_seconds,
-    table_lines,
-)
+from efftrain_cli.foundation.console import counted, human, human_seconds, table_lines
 from efftrain_cli.foundation.files import csv_text
 
 SCHEMA_VERSION = 1
@@ -270,7 +265,7 @@ def cell_text(value: object) -> str:
     """Return a value as a cell: a number as people read it, "" for NaN."""
     if not isinstance(value, float):
         return str(value)
-    return "" if math.isnan(value) else human_count(value)
+    return "" if math.isnan(value) else human(value)
 
 
 def to_json(comparison: Comparison) -> str:

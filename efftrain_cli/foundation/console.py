@@ -19,41 +19,21 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def human_count(number: float, digits: int = 3) -> str:
-    """Format a count: 1234567 -> "1.23M", 8192 -> "8,192". Below 10,000 it is written out, to four
-    significant digits."""
-    if abs(number) < 999.95:
-        return f"{number:.4g}"
-    if abs(number) < 1e4:
-        return f"{number:,.0f}"
-    scaled, suffix = _scaled(number, "KMBT")
-    return f"{scaled:.{digits}g}{suffix}"
+def human(number: float, unit: str = "", digits: int = 3) -> str:
+    """Format a number with its prefix: 1234567 -> "1.23M", with the unit "B" -> "1.23 MB".
 
-
-def human_flops(number: float) -> str:
-    """Format FLOPs: 3.8e12 -> "3.8 TFLOP", for "3.8 TFLOPs" and "3.8 TFLOP/s"."""
-    scaled, prefix = _scaled(number, "kMGTPEZ")
-    return f"{scaled:.3g} {prefix}FLOP" if prefix else f"{number:.4g} FLOP"
-
-
-def human_bytes(number: float) -> str:
-    """Format bytes: 1234567 -> "1.2 MB"."""
-    scaled, prefix = _scaled(number, "kMGT")
-    return f"{scaled:.1f} {prefix}B" if prefix else f"{number:.0f} B"
-
-
-def _scaled(number: float, prefixes: str) -> tuple[float, str]:
-    """Return a number in thousands, millions, ..., and the prefix for it; "" below a thousand.
-
-    What three digits would round up to a thousand is one of the next.
+    A count below 10,000 is written out, to four significant digits: 8192 -> "8,192".
     """
-    unit = 1.0
-    prefix = ""
-    for power, larger in enumerate(prefixes, 1):
-        if abs(number) >= 0.9995 * 1000.0**power:
-            unit = 1000.0**power
-            prefix = larger
-    return number / unit, prefix
+    if not unit and abs(number) < 1e4:
+        return f"{number:.4g}" if abs(number) < 999.95 else f"{number:,.0f}"
+    prefix = " " if unit else ""
+    for larger in "kMGTPEZ" if unit else "KMBT":
+        # What three digits would round up to a thousand is one of the next.
+        if abs(number) < 999.5:
+            break
+        number /= 1000
+        prefix = f" {larger}" if unit else larger
+    return f"{number:.{digits}g}{prefix}{unit}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -91,93 +71,59 @@ Row = tuple[str, ...]
 
 def table_lines(header: Row, rows: Sequence[Row], spare: Row = ()) -> list[str]:
     """Format a plain table: columns two spaces apart, numbers to the right. A terminal that is too
-    narrow gets it without the first of the columns `spare`, or else as blocks."""
+    narrow gets it without the first of the columns `spare`, or else with folded cells."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     columns = list(zip(header, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    terminal = shutil.get_terminal_size().columns
-    if sys.stdout.isatty() and sum(widths) + 2 * len(widths) - 2 > terminal:
-        if not spare:
-            return block_lines(header, rows, terminal)
+    for name, *cells in columns:
+        is_number = all(not cell or cell[0] in "0123456789+-." for cell in cells)
+        table.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = make_console(result=True)
+    unfolded = console.measure(table, options=console.options.update(width=10_000))
+    if spare and unfolded.maximum > console.width:
         kept = [column for column in columns if column[0] != spare[0]]
         header, *rows = zip(*kept, strict=True)
         return table_lines(header, rows, spare[1:])
-    padded = []
-    for column, width in zip(columns, widths, strict=True):
-        pad = str.ljust
-        if all(not cell or cell[0] in "0123456789+-." for cell in column[1:]):
-            pad = str.rjust
-        padded.append([pad(cell, width) for cell in column])
-    return ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
+    with console.capture() as captured:
+        console.print(table)
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def block_lines(header: Row, rows: Sequence[Row], width: int) -> list[str]:
-    """Format each row of a table as a block: its first cell, then its other ones below, wrapped to
-    `width` characters.
-
-    A row without a first cell goes on with the block above it. A first cell that is a number
-    follows its title. Cells after one without a title belong to it, and are indented further.
-    """
-    lines = []
-    for first, *cells in rows:
-        if first:
-            title = f"{header[0]} {first}" if first[0].isdigit() else first
-            # A terminal breaks a name that is too long without changing it.
-            lines += textwrap.wrap(title, width, break_long_words=False, break_on_hyphens=False)
-        indent = "  "
-        for name, cell in zip(header[1:], cells, strict=True):
-            if cell in ("-", ""):
-                continue
-            title = f"{name}:" if name[:1].isdigit() else name
-            lines += textwrap.wrap(
-                f"{title} {cell}".strip(),
-                width,
-                initial_indent=indent,
-                subsequent_indent=f"{indent}  ",
-                break_on_hyphens=False,
-            )
-            if not name:
-                indent = "    "
-    return lines
-
-
-def print_labelled(
-    console: Console, lines: Iterable[str], indent: int = 11, style: str = ""
-) -> None:
+def print_labelled(console: Console, lines: Iterable[str], indent: int = 11) -> None:
     """Print lines with a label of `indent` columns, folded in a terminal below their text."""
     for line in lines:
-        text = folded(line, indent, console.file)
-        console.print(text, style=style, markup=False, soft_wrap=True)
+        console.print(folded(line, indent, console.file), markup=False, soft_wrap=True)
 
 
 def folded(line: str, indent: int = 0, stream: IO[str] | None = None) -> str:
     """Break a line at words to the width of the terminal, later lines indented by `indent` columns,
-    or as the first, or to the text beside its label or "- ".
+    or as the first.
 
     The line stays as it is if `stream`, standard output by default, is no terminal: programs read
     lines. A command in backquotes and an interval such as [1.2, 1.3] are not broken.
     """
     if not (stream or sys.stdout).isatty():
         return line
-    _, label, text = re.split(r"^(\S{1,20} {2,}| *(?:- )?)", line, maxsplit=1)
-    whole = re.sub(r"`[^`]*`|\[\S+ \S+\]", lambda command: command[0].replace(" ", _UNBROKEN), text)
+    own = len(line) - len(line.lstrip())
+    whole = re.sub(r"`[^`]*`|\[\S+ \S+\]", lambda found: found[0].replace(" ", "\0"), line)
     broken = textwrap.fill(
         whole,
         shutil.get_terminal_size().columns,
-        initial_indent=label,
-        subsequent_indent=" " * max(indent, len(label)),
+        subsequent_indent=" " * max(indent, own),
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return broken.replace(_UNBROKEN, " ")
+    return broken.replace("\0", " ")
 
 
 def print_folded(text: str, indent: int = 2, stream: TextIO | None = None) -> None:
     """Print text, each line folded if `stream`, standard output by default, is a terminal."""
     lines = [folded(line, indent, stream) for line in text.split("\n")]
     print("\n".join(lines), file=stream, flush=True)
-
-
-_UNBROKEN = "\N{NO-BREAK SPACE}"
 
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

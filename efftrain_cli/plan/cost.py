@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from efftrain_cli.foundation.console import human_bytes
+from efftrain_cli.foundation.console import human
 from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.foundation.files import CONTROL_GROUP
 from efftrain_cli.model.config import GPTConfig
@@ -210,8 +210,8 @@ def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
         if any(method.cut_matters() for method in recipe.methods.values()):
             note = ", another result by a method"
     raise OutOfMemoryError(
-        f"--jobs {jobs}: {jobs} runs at once need about {human_bytes(largest * jobs)} of memory,"
-        f" {human_bytes(free)} are free\n"
+        f"--jobs {jobs}: {jobs} runs at once need about {human(largest * jobs, 'B')} of memory,"
+        f" {human(free, 'B')} are free\n"
         f"  use --jobs {max(1, free // largest)}, or lower train.micro_batch_tokens{note}"
     )
 

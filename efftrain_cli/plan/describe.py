@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from efftrain_cli.foundation.console import human_count, human_flops, human_seconds, listed
+from efftrain_cli.foundation.console import human, human_seconds, listed
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.plan.plan import model_config, plan_step
@@ -27,7 +27,7 @@ def named_text(data: Data) -> str:
 
 def text_line(recipe: Recipe, tokens: int, epochs: float) -> str:
     """Return the training text, its tokens, and how often the run reads it."""
-    size = f"{human_count(tokens)} tokens for training; {epochs:.2f} epochs"
+    size = f"{human(tokens)} tokens for training; {epochs:.2f} epochs"
     return f"text    {named_text(recipe.data)}: {size}"
 
 
@@ -36,7 +36,7 @@ def model_line(recipe: Recipe, vocab_size: int) -> str:
     model = recipe.model
     shapes = [recipe.model_at(stage) for stage in range(len(recipe.stages))] or [model]
     shape = " -> ".join(f"{each.n_layer} x {each.n_embd}" for each in shapes)
-    parameters = human_count(parameter_count(model_config(recipe, vocab_size)))
+    parameters = human(parameter_count(model_config(recipe, vocab_size)))
     return f"model   {shape}, context {model.seq_len:,}: {parameters} parameters"
 
 
@@ -103,6 +103,6 @@ def result_line(progress: Progress, val_loss: float, frequencies: float) -> str:
     if is_stuck(val_loss, frequencies):
         return f"{result}: stuck; token frequencies alone give {frequencies:.3f}"
     return (
-        f"{result}; {human_count(progress.tokens)} tokens, {human_flops(progress.flops)}s,"
+        f"{result}; {human(progress.tokens)} tokens, {human(progress.flops, 'FLOP')}s,"
         f" {human_seconds(progress.train_seconds)}"
     )

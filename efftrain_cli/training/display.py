@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from efftrain_cli.foundation.console import human_count, human_seconds
+from efftrain_cli.foundation.console import human, human_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,7 +118,7 @@ class TrainingDisplay:
         if self._val_loss is not None:
             parts.append(f"val {self._val_loss:.3f}")
         if row.get("tokens_per_second") is not None:
-            parts.append(f"{human_count(row['tokens_per_second'])} tok/s")  # type: ignore
+            parts.append(f"{human(row['tokens_per_second'])} tok/s")  # type: ignore
         if self._pace is not None:
             since, tokens_then = self._pace
             tokens = int(row["tokens"])  # type: ignore

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from efftrain_cli.foundation.console import human_bytes, human_count
+from efftrain_cli.foundation.console import human
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.foundation.files import machine_memory
@@ -143,8 +143,8 @@ def building_errors(
     """
     model = recipe.model_at(stage)
     config = model_config(recipe, vocab_size, stage=stage)
-    size = human_count(parameter_count(config))
-    needed = human_bytes(state_bytes(recipe, config))
+    size = human(parameter_count(config))
+    needed = human(state_bytes(recipe, config), "B")
 
     def refusal(available: str) -> str:
         return (
@@ -156,7 +156,7 @@ def building_errors(
     memory = machine_memory()
     if device.type == "cpu" and memory is not None:
         if bytes_held(recipe, config) > memory:
-            raise OutOfMemoryError(refusal(f"and this machine has {human_bytes(memory)} in all"))
+            raise OutOfMemoryError(refusal(f"and this machine has {human(memory, 'B')} in all"))
         if trains:
             _check_processes(recipe, config, memory)
     with _out_of_memory_as(lambda _: refusal(f"more than {device} has free")):
@@ -202,7 +202,7 @@ def _check_processes(recipe: Recipe, config: GPTConfig, memory: int) -> None:
         each = f" in each of {processes} processes"
     raise OutOfMemoryError(
         f"out of memory: training on micro-batches of {sequences} x {seq_len} tokens"
-        f" needs about {human_bytes(needed)}{each}, and this machine has {human_bytes(memory)} in"
+        f" needs about {human(needed, 'B')}{each}, and this machine has {human(memory, 'B')} in"
         f" all\n  set {' or '.join(ways) or 'a lower model.seq_len'},"
         " or train on a device with more memory"
     )

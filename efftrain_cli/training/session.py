@@ -16,7 +16,7 @@ from efftrain_cli import __version__
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import limits_of, prepare
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.console import human_count, make_console
+from efftrain_cli.foundation.console import human, make_console
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.foundation.step import Batch, Progress
@@ -105,7 +105,7 @@ def prepare_session(recipe: Recipe, device: torch.device) -> Session:
     corpus = prepare(recipe.data, limits=limits_of(recipe), console=make_console())
     if dist.is_main():
         if corpus.train.tokens >= SLOW_TO_VERIFY:
-            make_console().print(f"verifying {human_count(corpus.train.tokens)} tokens")
+            make_console().print(f"verifying {human(corpus.train.tokens)} tokens")
         corpus.verify()  # here rather than in the first steps, whose seconds are measured
     dist.check_alike(
         {

@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from efftrain_cli.foundation.console import (
-    counted,
-    human_bytes,
-    human_count,
-    human_seconds,
-)
+from efftrain_cli.foundation.console import counted, human, human_seconds
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.plan.cost import disk_bytes
 from efftrain_cli.recipe.recipe import load_recipe
@@ -41,9 +36,9 @@ class Costs:
             time = f"about {human_seconds(self.seconds)} (by earlier runs)"
         parts = [
             counted(self.runs, "run"),
-            f"{human_count(self.tokens)} tokens",
+            f"{human(self.tokens)} tokens",
             time,
-            f"{human_bytes(self.disk)} of disk",
+            f"{human(self.disk, 'B')} of disk",
         ]
         return ", ".join(parts)
 
@@ -76,6 +71,6 @@ def disk_lines(costs: Costs) -> list[str]:
     if costs.disk <= free:
         return []
     return [
-        f"warning: {human_bytes(costs.disk)} needed, {human_bytes(free)} free:"
+        f"warning: {human(costs.disk, 'B')} needed, {human(free, 'B')} free:"
         " lower checkpoint.keep, or set EFFTRAIN_RUNS to another disk"
     ]

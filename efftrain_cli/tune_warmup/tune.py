@@ -21,7 +21,7 @@ from pathlib import Path
 
 from efftrain_cli.foundation.console import (
     counted,
-    human_count,
+    human,
     make_console,
     print_labelled,
     say,
@@ -312,7 +312,7 @@ def plan_lines(config: TuneConfig, candidates: Candidates, recipe: Recipe) -> It
     for what, probe in (("control", control), ("cost", own)):
         cost = seeds * tokens_of(config, probe)
         share = cost / recipe.train.tokens
-        text = f"{human_count(cost)} tokens ({share:.1%} of a run) for {shown(probe.setting)}"
+        text = f"{human(cost)} tokens ({share:.1%} of a run) for {shown(probe.setting)}"
         yield f"{what:<8} {text}, at most"
 
 
@@ -480,7 +480,7 @@ class Prober:
         tokens = sum(receipt.tokens for receipt in self.receipts.values())
         share = tokens / recipe.train.tokens
         probes = counted(len(self.receipts), "probe")
-        return f"{probes}, {human_count(tokens)} tokens: {share:.0%} of a run"
+        return f"{probes}, {human(tokens)} tokens: {share:.0%} of a run"
 
 
 def _has_diverged(run: Path) -> bool:

@@ -163,7 +163,7 @@ def test_the_table_of_a_bench(monkeypatch, tmp_path):
             "FLOPs      1 MFLOPs per token by 6 N + 12 L d T, logits included: 5.12 GFLOP/s, "
             "MFU N/A (peak of this device is not known)"
         ),
-        "memory     1.0 GB at the peak",
+        "memory     1 GB at the peak",
         "compile    0.0 s, 0 graphs",
         "",
         "forward        25.00 ms   25.0%",

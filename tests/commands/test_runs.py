@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
-from efftrain_cli.foundation.console import human_bytes
+from efftrain_cli.foundation.console import human
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.run.glance import glance
 from efftrain_cli.run_list import read_runs, remove_runs
@@ -249,7 +249,7 @@ def test_show_prints_each_number_once(root):
         "text    stdlib, gpt2",
     ]
     size = sum(file.stat().st_size for file in path.iterdir())
-    assert disk == f"disk    {human_bytes(size)} in {path}"
+    assert disk == f"disk    {human(size, 'B')} in {path}"
     with pytest.raises(UsageError, match="did you mean small-seed0"):
         run("show small-seed1")
 

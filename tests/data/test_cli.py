@@ -195,7 +195,7 @@ def test_a_mix_is_printed_with_its_shares_and_epochs():
     print_corpus(console, recipe, about, train_command="efftrain pretrain")
     lines = stream.getvalue().split("\n")
     for line in (
-        "training    1 document, 2.0 kB, 1,000 tokens",
+        "training    1 document, 2 kB, 1,000 tokens",
         "overlap     0 documents both trained and validated on",
         "rows        1 without text and 2 that cannot be read are left out",
         (
