@@ -1,80 +1,112 @@
-"""Everything that is to be measured on a GPU, in calls of nine minutes; the last prints the page's
-table.
+"""Twelve figures of efftrain on one GPU, in two calls of eight and four minutes.
 
-    python benchmarks/gpu device speed reference correctness     the figures that matter most
-    python benchmarks/gpu largest lengths resume
-    python benchmarks/gpu levers methods                         these three fit into thirty minutes
-    python benchmarks/gpu evidence pair                          a pair of runs; seconds for
-                                                                 docs/evidence's FLOPs
-    python benchmarks/gpu devices                                needs several GPUs
-    python benchmarks/gpu table                                  docs/performance.md's CUDA table
+    python benchmarks/gpu 1 --out DIR [--peer FILE] [--wheels FOLDER]
+    python benchmarks/gpu 2 --out DIR --earlier EARLIER/figures.json     goes on from call 1
 
-    --out DIR         results go to DIR/gpu.json (default bench-out), after every figure
-    --earlier FILE    reads the gpu.json of an earlier call, and the compiled graphs beside it, on a
-                      machine that keeps nothing
-    --wheels DIR      installs the wheels in DIR for this call, on a machine that lacks packages and
-                      has no network
-    --smoke           tiny shapes on a CPU: tests the script itself
-
-A piece consists of parts. Each part has its seconds and is stopped after them; what it has measured
-until then is kept. The same command run again does the parts that are missing, stopped or failed.
-Run it from the checkout's root. Needs no network and no data: random tokens, and the standard
-library's source where runs are resumed.
-
-FLOPs per token are 6 N + 12 n_layer n_embd seq_len, logits included; MFU is their share of the data
-sheet's dense peak. Compilation is not part of any rate; its seconds stand beside it.
+Run it from the project's root; benchmarks/README.md says how to prepare a machine without a
+network, and what each figure means. Every figure has its limit; one that fails prints its last
+lines, and the next begins. DIR/figures.json is written after every value. `--only peer,llama`
+computes some of them; `--smoke` runs the same code at tiny shapes on a CPU.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
+import argparse
+import shutil
 import sys
-import tempfile
+import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-def set_environment() -> None:
-    """Set what PyTorch and its compiler read when they are loaded; a setting of the user's own
-    stands."""
-    here = Path(__file__).resolve()
-    # The checkout's own code, and the plain loop's folder.
-    sys.path[:0] = [str(here.parents[2]), str(here.parents[1] / "speed")]
-    cache = Path(tempfile.gettempdir()) / f"efftrain-inductor-{os.getuid()}"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(16, os.cpu_count() or 1)))
-    if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # as the command line does
+from benchmarks.gpu.process import (
+    Results,
+    line_of,
+    pack_cache,
+    set_environment,
+    supervise,
+    unpack_cache,
+    work,
+)
+
+SECONDS = {"1": 455, "2": 228}
+"""Seconds of a call in all, which leaves some of 8 and of 4 minutes."""
+
+LIMITS = {
+    "1": {
+        "device": 25,
+        "peer": 90,
+        "gpt2": 110,
+        "llama": 90,
+        "gradients": 70,
+        "resume": 70,
+        "host_reads": 70,
+        "gpt2_32": 80,
+    },
+    "2": {
+        "lengths": 75,
+        "methods": 60,
+        "large": 95,
+        "checkpoint": 45,
+        "medium": 70,
+        "pair": 150,
+    },
+}
+"""The figures of each call in their order, and the seconds that each may take, the compiler's
+included. The last ones are computed if time is left."""
 
 
-def install_wheels(folder: Path) -> None:
-    """Install the wheels of a folder where only this call and its child processes find them."""
-    wheels = sorted(map(str, folder.glob("*.whl")))
-    if not wheels:
-        sys.exit(f"--wheels {folder}: there are no wheels")
-    target = Path(tempfile.gettempdir()) / f"efftrain-wheels-{os.getuid()}"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--upgrade", "--target", str(target), *wheels], check=True)
-    sys.path.insert(0, str(target))
-    known = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(target), *([known] if known else [])])
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        "python benchmarks/gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("call", choices=("1", "2"))
+    parser.add_argument("--out", type=Path, required=True, help="folder of figures.json")
+    parser.add_argument("--earlier", type=Path, help="figures.json of call 1")
+    parser.add_argument("--peer", type=Path, help="modded-nanogpt's train_gpt_simple.py")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels that the machine lacks")
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--seconds", type=float, help="of the call in all")
+    parser.add_argument("--only", help="figures by name, with commas")
+    parser.add_argument("--end", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    out = options.out.resolve()
+    set_environment(options.wheels)
+    if options.end:
+        from benchmarks.gpu.figures import FIGURES
+        from benchmarks.gpu.measuring import Bench
+
+        bench = Bench(out, options.smoke, options.peer)
+        limits = {name: LIMITS[options.call][name] for name in options.only.split(",")}
+        return work(bench, FIGURES, limits, options.end)
+
+    end = time.time() + (options.seconds or SECONDS[options.call])
+    out.mkdir(parents=True, exist_ok=True)
+    if options.earlier:
+        if options.earlier.resolve() != out / "figures.json":
+            shutil.copyfile(options.earlier, out / "figures.json")
+        unpack_cache(options.earlier)
+    names = list(LIMITS[options.call])
+    if options.only:
+        names = options.only.split(",")
+    results = Results(out)
+    results.running = []
+    for name in names:
+        results.figures.pop(name, None)
+    results.write()
+    command = [sys.executable, __file__, options.call, "--out", str(out), "--end", str(end)]
+    if options.smoke:
+        command.append("--smoke")
+    if options.peer:
+        command += ["--peer", str(options.peer.resolve())]
+    supervise(command, names, out, end)
+    if options.call == "1" and not options.smoke:
+        pack_cache(out)
+    print()
+    for name, figure in Results(out).figures.items():
+        print(line_of(name, figure))
 
 
-def wheels_folder(arguments: list[str]) -> Path | None:
-    """The folder that `--wheels` names: it is needed before anything else can be imported."""
-    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
-        if option == "--wheels":
-            return Path(value)
-        if option.startswith("--wheels="):
-            return Path(option.partition("=")[2])
-    return None
-
-
-if __name__ == "__main__":
-    set_environment()
-    wheels = wheels_folder(sys.argv[1:])
-    if wheels is not None:
-        install_wheels(wheels)
-    from benchmarks.gpu.command import main
-
-    main(__doc__ or "")
+main()

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from benchmarks.gpu.figures import FIGURES
 from tests.conftest import REPOSITORY
 from tests.docs.pages import text_of
 
@@ -18,13 +19,10 @@ def test_scripts_and_tests_exist():
     assert all((REPOSITORY / name).exists() for name in named), named
 
 
-def test_pieces_exist():
-    source = (REPOSITORY / "benchmarks" / "gpu" / "command.py").read_text(encoding="utf-8")
-    pieces = {*re.findall(r'^    "(\w+)": \w+\.PARTS,$', source, re.MULTILINE), "table"}
-    named = {
-        piece for line in re.findall(r"benchmarks/gpu ((?:\w+ ?)+)", PAGE) for piece in line.split()
-    }
-    assert named <= pieces and len(named) >= 8, named - pieces
+def test_figures_exist():
+    table = PAGE.split("| lever |")[1]
+    named = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"[^|]*\|$", table, re.MULTILINE))))
+    assert named <= FIGURES.keys() and len(named) >= 6, named - FIGURES.keys()
 
 
 MODULES = "compiling|kernels|adamw|loop|cross_entropy|memory"
