@@ -103,7 +103,8 @@ def resume(
                 reason = "not named like a checkpoint"
                 run.event("ignored", {"path": stray.name, "reason": reason})
         with without_trace():
-            session = prepare_session(recipe, choose_device(device))
+            chosen = choose_device(device)
+            session = prepare_session(recipe, chosen, resuming.text_of(path, recipe))
             changes += resuming.check_data(path, session.corpus, override)
             state = fresh_state(session)
             loaded = load_newest(path, state, recipe)

@@ -255,6 +255,8 @@ class CorpusManifest(Record):
     tokenizer: TokenizerEntry
     train: SplitEntry
     valid: SplitEntry
+    limits: dict[str, int | None]
+    """Most tokens of each side; null: all there are."""
     data_hash: str
     notes: list[str]
 
@@ -291,6 +293,16 @@ class Corpus:
     """What prepare found: sources, counts, overlap, skipped documents."""
     notes: tuple[str, ...] = ()
     """What a reader should know of how the text was prepared, in sentences."""
+
+    @property
+    def key(self) -> str:
+        """Its name in the cache."""
+        return self.folder.name
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether all of its text was prepared, and not as much as a recipe needed."""
+        return not any(self.manifest["limits"].values())
 
     def verify(self, full: bool = False) -> None:
         """Compare with its sha256 every shard that has changed since it was last verified.

@@ -14,7 +14,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,19 +65,27 @@ def prepare(
         with _progress(console) as tell, locked(folder, tell):
             if not folder.exists():
                 _build(folder, data, text, limits, tell)
-    corpus = _open(folder, data, text)
+    corpus = _open(folder, data, text.notes)
     if verify == "full":
         corpus.verify(full=True)
     return corpus
 
 
-def _open(
-    folder: Path,
-    data: Data,
-    text: TextSources,
-) -> Corpus:
+def _open(folder: Path, data: Data, notes: Sequence[str] = ()) -> Corpus:
     sources = [(source.path, source.weight) for source in data.sources or ()]
-    return open_corpus(folder, sources, text.notes)
+    return open_corpus(folder, sources, notes)
+
+
+def corpus_of_key(key: str, data: Data) -> Corpus | None:
+    """Return the corpus of a key, whatever has become of its text; None if the cache lacks it.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    folder = cache_root() / "corpora" / key
+    if not folder.exists():
+        return None
+    return _open(folder, data)
 
 
 def prepared_corpus(recipe: Recipe) -> Corpus | None:
@@ -91,7 +99,7 @@ def prepared_corpus(recipe: Recipe) -> Corpus | None:
     if not (bpe_size(data.tokenizer) or Path(data.tokenizer).exists()):
         return None
     folder = cache_root() / "corpora" / corpus_key(data, text, limits_of(recipe))
-    return _open(folder, data, text) if folder.exists() else None
+    return _open(folder, data, text.notes) if folder.exists() else None
 
 
 def size_of_text(text: TextSources) -> int:

@@ -43,7 +43,7 @@ from efftrain_cli.run.origin import origin_data
 from efftrain_cli.training.checkpoint import create_run, load, read_progress, stream
 from efftrain_cli.training.memory import building_errors
 from efftrain_cli.training.origin import origin_of
-from efftrain_cli.training.resuming import check_tokenizer
+from efftrain_cli.training.resuming import check_tokenizer, text_of
 from efftrain_cli.training.session import Session, fresh_state, prepare_session
 from efftrain_cli.training.stages import GrowthRecord, grow_stage, set_stage
 from efftrain_cli.training.state import TrainState
@@ -107,7 +107,7 @@ def grow_run(
     progress = read_progress(folder)
     source_recipe = load_recipe(str(folder / "recipe.toml"))
     recipe = grown_recipe(source_recipe, progress, operators, overrides)
-    session = prepare_session(recipe, device)
+    session = prepare_session(recipe, device, text_of(source_path, recipe))
     _check_data(source_path, session, overrides)
     state = _state_of(folder, session, progress, weights_only)
 

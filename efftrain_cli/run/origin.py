@@ -21,6 +21,8 @@ class OriginData(Part):
     tokenizer_hash: str | None = None
     vocab_size: int | None = None
     valid_bytes_per_token: float | None = None
+    corpus: str | None = None
+    """Key of the corpus that the run goes on with."""
 
 
 class Parent(Part):
@@ -40,6 +42,8 @@ class Origin(Record):
     schema_version: int
     recipe: str | None = None
     command: list[str] | None = None
+    folder: str | None = None
+    """Where the run was started: what relative paths of its recipe are relative to."""
     started: str | None = None
     device: str | None = None
     study: str | None = None

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -69,6 +70,7 @@ def software_origin(recipe_name: str) -> dict[str, object]:
     return {
         "recipe": recipe_name,
         "command": ["efftrain", *sys.argv[1:]],
+        "folder": str(Path.cwd()),
         "started": utc_now(),
         "efftrain": __version__,
         "python": platform.python_version(),
@@ -77,7 +79,7 @@ def software_origin(recipe_name: str) -> dict[str, object]:
     }
 
 
-def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
+def origin_of(session: Session, recipe_name: str) -> dict[str, Any]:
     """Return the origin of a run: all facts that could explain a difference between two runs.
 
     It holds no environment variables, so no keys.
@@ -97,6 +99,7 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
         "world_size": dist.world_size(),
         "dtype": compute_dtype(session.recipe, session.device),
         "data": {
+            "corpus": corpus.key,
             "train_hash": corpus.train.sha256,
             "valid_hash": corpus.valid.sha256,
             "tokenizer_hash": corpus.tokenizer_sha256,

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.data.corpus import Corpus
-from efftrain_cli.foundation.console import printable, say
-from efftrain_cli.foundation.errors import CheckpointError, DiskError, UsageError
+from efftrain_cli.data.prepare import corpus_of_key, limits_of, prepare
+from efftrain_cli.foundation.console import make_console, printable, say
+from efftrain_cli.foundation.errors import CheckpointError, DataError, DiskError, UsageError
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.plan.cost import checkpoint_bytes
 from efftrain_cli.plan.plan import model_config, plan_step
-from efftrain_cli.recipe.recipe import Recipe, recipe_differences
+from efftrain_cli.recipe.recipe import Recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.lines import read_lines
-from efftrain_cli.run.origin import imported_without_text, origin_data
+from efftrain_cli.run.origin import imported_without_text, origin_data, read_origin
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.training import dist
 
@@ -195,6 +196,33 @@ def nothing_left(name: str, progress: Progress, recipe: Recipe, until: int | Non
 
 
 # --- data and disk --------------------------------------------------------------------------------
+
+
+def text_of(run: Path, recipe: Recipe) -> Corpus:
+    """Return the corpus that a run goes on with: the one that it has trained on, whatever has
+    become of its text, unless `recipe` asks for other text, or more of it.
+
+    Raises:
+        DataError: the cache lacks it, and the text is not there to prepare it again.
+    """
+    origin = read_origin(run)
+    key = (origin.get("data") or {}).get("corpus")
+    before = load_recipe(str(run / "recipe.toml"))
+    if key is not None and recipe.data == before.data:
+        corpus = corpus_of_key(key, recipe.data)
+        # Of a Hub dataset as much is read as the budget and the validation need.
+        sizes = [(each.train.tokens, each.eval, each.model.seq_len) for each in (before, recipe)]
+        if corpus is not None and (corpus.holds_all or sizes[0] == sizes[1]):
+            return corpus
+    try:
+        return prepare(recipe.data, limits=limits_of(recipe), console=make_console())
+    except DataError as error:
+        folder = origin.get("folder")
+        if folder in (None, str(Path.cwd())):
+            raise
+        raise DataError(
+            f"{error}\n  run {run.name!r} was started in {folder}: give the command there"
+        ) from None
 
 
 def check_data(run: Path, corpus: Corpus, override: bool) -> Differences:

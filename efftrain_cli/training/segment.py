@@ -99,9 +99,12 @@ def begin_segment(
     if dropped:
         say(f"warning: {dropped}")
         run.event("in_flight_dropped", {"step": state.progress.step, "reason": dropped})
+    origin = read_origin(run.path)
+    data: dict[str, object] = {"corpus": session.corpus.key}
     if origin_data(run.path)["train_hash"] is None:  # imported, and first trained now
-        data = origin_of(session, run.name)["data"]
-        write_origin(run.path, {**read_origin(run.path), "data": data})
+        data |= origin_of(session, run.name)["data"]
+    if not data.items() <= origin["data"].items():
+        write_origin(run.path, {**origin, "data": origin["data"] | data})
     run.report_gaps(state.progress.step)
     segment = run.next_segment(after)
     state.progress = state.progress._replace(segment=segment)

@@ -91,10 +91,12 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def prepare_session(recipe: Recipe, device: torch.device) -> Session:
-    """Read or prepare the recipe's data, verify every token and lay it out for training.
+def prepare_session(recipe: Recipe, device: torch.device, corpus: Corpus | None = None) -> Session:
+    """Verify every token of a corpus and lay it out for training.
 
-    Of several ranks on a machine the first to come prepares; the others wait for its lock.
+    Args:
+        corpus: None: the recipe's, which is prepared unless the cache has it. Of several ranks on a
+            machine the first to come prepares; the others wait for its lock.
 
     Raises:
         DataError: the data is missing, damaged, or smaller than the budget needs.
@@ -102,7 +104,8 @@ def prepare_session(recipe: Recipe, device: torch.device) -> Session:
     """
     if recipe.train.deterministic:
         dist.fix_sums()
-    corpus = prepare(recipe.data, limits=limits_of(recipe), console=make_console())
+    if corpus is None:
+        corpus = prepare(recipe.data, limits=limits_of(recipe), console=make_console())
     if dist.is_main():
         if corpus.train.tokens >= SLOW_TO_VERIFY:
             make_console().print(f"verifying {human(corpus.train.tokens)} tokens")

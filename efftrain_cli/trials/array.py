@@ -21,7 +21,7 @@ from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.reading import ENDED, Run
 from efftrain_cli.trials.runner import add_members, begin_arguments, read_trial
-from efftrain_cli.trials.trial import Trial, check_comparable, check_names, state_of
+from efftrain_cli.trials.trial import Trial, check_comparable, check_names, check_texts, state_of
 
 SCRIPT = """\
 #!/bin/bash
@@ -72,6 +72,7 @@ class ArrayWriter:
         """
         check_names(trials)
         check_comparable(trials)
+        check_texts(trials)
         states = [state_of(trial) for trial in trials]
         if self.study:
             add_members(self.folder, trials)

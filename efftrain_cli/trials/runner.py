@@ -39,7 +39,14 @@ from efftrain_cli.run.names import MEMBERS
 from efftrain_cli.run.reading import ENDED, Run, load_run
 from efftrain_cli.run.stability import PROBE
 from efftrain_cli.training.launch import check_devices
-from efftrain_cli.trials.trial import Trial, check_comparable, check_names, recipe_of, state_of
+from efftrain_cli.trials.trial import (
+    Trial,
+    check_comparable,
+    check_names,
+    check_texts,
+    recipe_of,
+    state_of,
+)
 
 TICK = 0.1
 """Seconds between two looks at the processes."""
@@ -201,6 +208,7 @@ class TrialRunner:
         # nothing.
         check_names(trials)
         check_comparable(trials)
+        check_texts(trials)
         recipes = [recipe_of(trial) for trial in trials]
         self._ends: dict[str, str] = {}  # run -> one of ENDED
         self._tokens: dict[str, int] = {}  # run -> its budget

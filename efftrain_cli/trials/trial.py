@@ -289,6 +289,40 @@ def check_comparable(trials: Sequence[Trial]) -> None:
         )
 
 
+def check_texts(trials: Sequence[Trial]) -> None:
+    """Check that new runs would train on the tokens of the earlier runs of the same text, before
+    any is trained.
+
+    Raises:
+        UsageError: the text has changed in between.
+        DataError: it is gone.
+    """
+    from efftrain_cli.data.prepare import limits_of, prepare
+    from efftrain_cli.run.origin import ORIGIN, origin_data
+
+    earlier = {}
+    new = {}
+    for trial in trials:
+        recipe = recipe_of(trial)
+        text = (repr(recipe.data), recipe.train.tokens, recipe.eval.windows, recipe.model.seq_len)
+        path = run_path(trial.name)
+        if not (path / ORIGIN).is_file():
+            new[text] = recipe
+        elif origin_data(path).get("corpus") is not None:
+            earlier[text] = (trial.name, origin_data(path))
+    for text in earlier.keys() & new.keys():
+        name, trained = earlier[text]
+        corpus = prepare(new[text].data, limits=limits_of(new[text]))
+        hashes = (corpus.train.sha256, corpus.valid.sha256)
+        if hashes != (trained["train_hash"], trained["valid_hash"]):
+            raise UsageError(
+                f"the text has changed since run {name!r} was trained: new runs could not be"
+                " compared with it\n"
+                "  restore the text, or take another name: --name for a sweep, another file name"
+                " for a study"
+            )
+
+
 def state_of(trial: Trial) -> str:
     """Return the state of a trial: "new", "running", "finished", "diverged" or "unfinished".
 

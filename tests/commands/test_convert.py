@@ -59,10 +59,9 @@ def test_export_and_import_give_the_model_back(exported, tmp_path):
         and origin["data"]["train_hash"]
         and origin["data"]["valid_windows"]
     )
-    # Data that change from here on are noticed, as in every run.
-    (tmp_path / "text.txt").write_text("other text, and more of it\n" * 3000)
-    with pytest.raises(UsageError, match="the text has changed"):
-        cli("pretrain --resume back --steps 3 --no-probe")
+    # From here on it has tokens of its own, as every run.
+    (tmp_path / "text.txt").unlink()
+    cli("pretrain --resume back --steps 3 --no-probe")
 
 
 def test_what_transformers_saved_itself(exported, tmp_path):

@@ -21,6 +21,7 @@ from efftrain_cli.training.checkpoint import load
 from efftrain_cli.training.resuming import accepted_differences, new_differences, stray_files
 from tests.damage import flips
 from tests.faults.conftest import RECIPE, newest_checkpoint, seal, step_of, truncate
+from tests.launch import Laboratory
 from tests.tiny import CPU, changed, fresh
 from tests.trained_run import write_checkpoint
 
@@ -299,32 +300,80 @@ def test_a_changed_recipe_is_refused_at_resume(lab):
     assert "lr = 0.001" in (lab.run("r") / "recipe.toml").read_text()
     lab.resume("r", "--steps", "8")
 
-    # An edited file is a changed recipe too, and text that changed is changed data: here it makes
-    # another vocabulary.
+    # An edited file is a changed recipe too.
     path = lab.run("r") / "recipe.toml"
     whole = path.read_text()
     edited = whole.replace("weight_decay = 0.1", "weight_decay = 0.2")
     path.write_text(edited)
     lab.resume(*resume, code=2)
     path.write_text(whole)
-    text = lab.folder / "text.txt"
-    text.write_text(text.read_text()[:100_000])
-    process = lab.resume(*resume, code=3)
-    assert "tokenizer" in process.errors
 
 
-def test_changed_text_is_refused_at_resume(lab):
-    """F10: the same recipe, other tokens."""
+def test_other_text_is_refused_at_resume(lab):
+    """F10: the cache is lost, and the text has changed."""
     lab.train("first", "--steps", "0")
     recipe = lab.recipe("fixed", tokenizer=json.dumps(str(lab.run("first") / "tokenizer.json")))
     lab.train("r", "--steps", "2", recipe=recipe)
+    lab.train("trained", "--steps", "2")
     text = lab.folder / "text.txt"
-    text.write_text("one more line\n" + text.read_text())
-    errors = lab.resume("r", "--steps", "3", code=2).errors
+    text.write_text(text.read_text()[:100_000])
+    another = {"EFFTRAIN_CACHE": str(lab.folder / "cache")}
+    # It makes another vocabulary too, unless that is given.
+    assert "tokenizer" in lab.resume("trained", code=3, **another).errors
+    errors = lab.resume("r", "--steps", "3", code=2, **another).errors
     assert "train_hash" in errors and re.search(r"'[0-9a-f]{12}\.\.\.' -> ", errors)
     assert re.search("[0-9a-f]{13}", errors) is None, "hashes are cut short"
-    lab.resume("r", "--steps", "3", "--override-resume")
+    lab.resume("r", "--steps", "3", "--override-resume", **another)
     assert lab.events("r", "override")[0]["differences"][0][0] == "data: train_hash"
+
+
+def test_a_run_goes_on_without_its_text(lab, tmp_path_factory):
+    """F10: changed, deleted, and the run moved to another folder: the tokens are in the cache."""
+    lab.train("whole")
+    recipe = lab.recipe(train='"text.txt"')
+    lab.train("r", "--steps", "5", recipe=recipe)
+    origin = json.loads((lab.run("r") / "origin.json").read_text())
+    assert origin["folder"] == str(lab.folder)
+    text = lab.folder / "text.txt"
+    text.write_text("other text\n" * 10_000)
+    lab.resume("r", "--steps", "10")
+    text.unlink()
+    lab.resume("r", "--steps", "15")
+    assert lab.call("grow r --operator depth").output
+    moved = Laboratory(lab.zygote, tmp_path_factory.mktemp("moved"))
+    shutil.move(lab.folder / "runs", moved.folder / "runs")
+    errors = moved.resume("r", code=3, EFFTRAIN_CACHE=str(moved.folder / "cache")).errors
+    assert errors.endswith(f"run 'r' was started in {lab.folder}: give the command there\n")
+    moved.resume("r")
+    for row in (rows := moved.rows("r")):
+        if row["step"] in (5, 10, 15):
+            row["val_loss"] = None
+    whole = [
+        row | {"val_loss": None} if row["step"] in (5, 10, 15) else row
+        for row in moved.rows("whole")
+    ]
+    assert rows == whole
+    for name, tensor in moved.tensors("whole", 20).items():
+        assert torch.equal(moved.tensors("r", 20)[name], tensor)
+
+
+def test_a_sweep_refuses_a_text_that_has_changed(lab):
+    """F10: its later runs would train on other tokens than its earlier ones."""
+    sweep = ("sweep", lab.recipe("a"), "--device", "cpu", "--seeds")
+    lab.call(*sweep, "1")
+    text = lab.folder / "text.txt"
+    first = text.read_text()
+    text.write_text(first)  # the same text, at another time
+    lab.call(*sweep, "1,2")
+    text.write_text(f"one more line\n{first}")
+    errors = lab.call(*sweep, "1..3", code=2).errors
+    assert errors.startswith("error: the text has changed since run 'a-seed")
+    assert sorted(
+        path.name for path in (lab.folder / "runs").iterdir() if path.name.startswith("a-")
+    ) == ["a-seed1", "a-seed2"]
+    text.unlink()
+    assert "no such file" in lab.call(*sweep, "1..3", code=3).errors
+    assert lab.call(*sweep, "1,2").output, "what is trained needs no text"
 
 
 def test_checkpoint_commands(lab):
