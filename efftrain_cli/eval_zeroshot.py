@@ -30,6 +30,7 @@ from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.foundation.records import utc_now
 from efftrain_cli.run.lines import finite
+from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.zeroshot.results import SCHEMA_VERSION, Result, save_result
 from efftrain_cli.zeroshot.tasks import AVERAGED, TaskSpec, find_specs, load_tasks, suite_mean
 
@@ -229,16 +230,11 @@ def trained_length(trained: TrainedModel) -> int:
     untrained.
     """
     positions = trained.model.config.seq_len
-    if "length" not in trained.recipe.varies or not (trained.run / "metrics.jsonl").exists():
+    if "length" not in trained.recipe.varies:
         return positions
-    import numpy as np
-
-    from efftrain_cli.run.metrics import read_metrics
-
-    columns = read_metrics(trained.run, ("step", "seq_len")).columns
-    done = columns["step"] <= trained.progress.step
-    longest = int(np.nanmax(columns["seq_len"][done], initial=0))
-    return min(longest, positions) or positions
+    rows = latest_rows(trained.run, trained.progress.step)
+    lengths = [row["seq_len"] for row in rows if row.get("seq_len")]
+    return min(max(lengths, default=positions), positions)
 
 
 def _entry(

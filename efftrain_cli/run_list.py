@@ -198,13 +198,13 @@ def verify_run(path: Path) -> str:
 def verify_small_files(path: Path) -> list[str]:
     """Return the faults of the small files of a run or a study."""
     from efftrain_cli.study.registration import Registration
-    from efftrain_cli.zeroshot.results import read_entries
+    from efftrain_cli.zeroshot.results import read_results
 
     readers: dict[str, Callable[[], object]] = {
         "recipe.toml": lambda: read_recipe_values(path),
         "origin.json": lambda: read_origin(path),
         "plan.json": lambda: read_record(path / "plan.json", Registration),
-        "zeroshot.json": lambda: read_entries(path),
+        "zeroshot.json": lambda: read_results(path),
     }
     problems = []
     for name, read in readers.items():

@@ -65,7 +65,7 @@ def searched(
         spent[key] = tokens[ended]
         unstable_at = stopped if stopped < probe.horizon else None
         curve = ((0, 6.0), (tokens[ended], 4.0))
-        return Receipt(1.0, unstable_at, stopped, 0.0, math.inf, curve)
+        return Receipt(1.0, unstable_at, stopped, math.inf, curve)
 
     best = find_best(candidates, list(search(candidates, see)))
     duration = None if best is None else steps_of(best.setting)

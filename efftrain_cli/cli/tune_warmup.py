@@ -46,7 +46,11 @@ def tune_warmup(
         Option(min=1, help="Steps of a duration's probe.", show_default="3 learning-rate warmups"),
     ] = None,
     threshold: Annotated[
-        float, Option(help="Unstable: validation perplexity above this many times its best so far.")
+        float,
+        Option(
+            min=1,
+            help="Unstable: validation perplexity above this many times its best so far.",
+        ),
     ] = 1.3,
     budget: Annotated[
         str | None,
@@ -102,14 +106,14 @@ def parse_budget(text: str, tokens: int) -> int:
 
     try:
         if text.strip().endswith("%"):
-            share = float(text.strip()[:-1]) / 100
-            if 0 < share <= 100:
-                return int(share * tokens)
-        elif isinstance(count := parse_count(text), int) and count > 0:
-            return count
-    except ValueError:
-        pass
-    raise UsageError(
-        f"--budget {text!r} is no number of tokens\n"
-        "  give a share of a full run, such as 10%, or tokens, such as 500M"
-    )
+            limit = int(float(text.strip()[:-1]) / 100 * tokens)
+        else:
+            limit = int(parse_count(text))
+    except (ValueError, OverflowError):
+        limit = 0
+    if limit <= 0:
+        raise UsageError(
+            f"--budget {text!r} is no number of tokens\n"
+            "  give a share of a full run, such as 10%, or tokens, such as 500M"
+        )
+    return limit

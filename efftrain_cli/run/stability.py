@@ -1,4 +1,4 @@
-"""How stable a run is: a detector of spikes that reads rows as they come, and the fluctuation of a
+"""How stable a run is: a detector of spikes that reads rows as they come, and the fluctuations of a
 validation curve. Host only.
 
 The measures are those of Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084):
@@ -86,24 +86,21 @@ def validation_curve(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float
     return [(row["step"], row["val_loss"]) for row in rows if row.get("val_loss") is not None]
 
 
-def fluctuation(curve: Sequence[tuple[int, float]]) -> tuple[float, int]:
-    """Return the largest perplexity over the best perplexity before it, and the step of it.
+def fluctuations(losses: Sequence[float]) -> list[float]:
+    """Return the perplexity of each loss over the best perplexity before it; 0.0 for the first.
 
-    It is infinite if a loss is not finite, and 0.0 for a curve of one point.
+    It is infinite for a loss that is not finite.
 
     Args:
-        curve: (step, validation loss in nats per token), in order of steps.
+        losses: validation losses in nats per token, in order of steps.
     """
     best = math.inf
-    worst = 0.0
-    at = curve[0][0]
-    for step, loss in curve:
-        if not math.isfinite(loss):
-            return math.inf, step
-        # exp(a) / exp(b) = exp(a - b), which does not overflow before the ratio does.
-        ratio = math.exp(min(loss - best, 700.0))
-        if ratio > worst:
-            worst = ratio
-            at = step
-        best = min(best, loss)
-    return worst, at
+    ratios = []
+    for loss in losses:
+        ratio = math.inf
+        if math.isfinite(loss):
+            # exp(a) / exp(b) = exp(a - b), which does not overflow before the ratio does.
+            ratio = math.exp(min(loss - best, 700.0))
+            best = min(best, loss)
+        ratios.append(ratio)
+    return ratios

@@ -24,7 +24,7 @@ from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.stability import (
     PROBE,
     LossSpikeDetector,
-    fluctuation,
+    fluctuations,
     validation_curve,
 )
 from efftrain_cli.training import checkpoint, dist
@@ -75,9 +75,11 @@ class Logbook:
         self._fault = ""
         """Why the run ends without a save."""
         self._threshold = float(os.environ.get(PROBE) or math.inf)
-        self._curve: list[tuple[int, float]] = []
+        self._curve: list[float] = []
+        """Validation losses of a probe."""
         if run is not None and self._threshold < math.inf and state.progress.step:
-            self._curve = validation_curve(latest_rows(run.path, state.progress.step))
+            rows = latest_rows(run.path, state.progress.step)
+            self._curve = [loss for _, loss in validation_curve(rows)]
         self.val_loss: float | None = None
         """Newest validation loss, nats per token."""
 
@@ -137,8 +139,8 @@ class Logbook:
             self._note_unsound(step, f"step {step}: the validation loss is not finite")
             return False
         if self._threshold < math.inf:
-            self._curve.append((step, self.val_loss))
-            if fluctuation(self._curve)[0] > self._threshold:
+            self._curve.append(self.val_loss)
+            if max(fluctuations(self._curve)) > self._threshold:
                 above = f"the validation perplexity is above {self._threshold:g} times its best"
                 self._note_fault(step, f"step {step}: {above}", "")
                 return False

@@ -41,7 +41,6 @@ class Receipt(NamedTuple):
     unstable_at: int | None
     """First step with a fluctuation above the threshold; None if there was none."""
     steps: int
-    seconds: float
     stuck_above: float
     """Loss above which the end of a probe has learned no more than the tokens' frequencies."""
     curve: tuple[tuple[int, float], ...]

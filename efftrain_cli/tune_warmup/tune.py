@@ -3,7 +3,7 @@
     runs/<name>/
       search.toml              the recipe that is searched
       probes/<setting>-seedN/  a run for each probe
-      receipts.csv             every probe: steps, tokens, seconds, largest fluctuation, loss
+      receipts.csv             every probe: steps, tokens, largest fluctuation, loss
     recipes/<recipe>-tuned.toml  the recipe with the warmup that was found
 
 A probe's receipt is read from its run. So the same command continues a search that was killed, and
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -30,12 +30,13 @@ from efftrain_cli.foundation.console import (
 from efftrain_cli.foundation.errors import DivergedError, UsageError
 from efftrain_cli.foundation.files import csv_text, make_folder, write_whole
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.recipe.draft import is_path, parse_override, recipe_name
+from efftrain_cli.recipe.draft import Draft, apply_override, is_path, recipe_name
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.recipe.toml import toml_lines
 from efftrain_cli.run.directory import run_path, runs_in
 from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.metrics import latest_rows
-from efftrain_cli.run.stability import fluctuation
+from efftrain_cli.run.stability import fluctuations
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import Trial, parse_settings, run_name, setting_word
 from efftrain_cli.tune_warmup.search import (
@@ -56,7 +57,6 @@ COLUMNS = (
     "seed",
     "steps",
     "tokens",
-    "seconds",
     "fluctuation",
     "unstable_at",
     "loss",
@@ -213,8 +213,6 @@ def find_candidates(config: TuneConfig, recipe: Recipe) -> Candidates:
             "probes last as long as the learning-rate warmup, and optim.warmup_steps is 0\n"
             "  set it, for example --set optim.warmup_steps=100"
         )
-    if config.threshold <= 1:
-        raise UsageError(f"--threshold {config.threshold:g} is not above 1\n  give one such as 1.3")
     starts, durations = default_values(recipe)
     if config.duration is not None:
         starts = [()]
@@ -299,21 +297,20 @@ def tokens_of(config: TuneConfig, probe: Probe) -> int:
 def plan_lines(config: TuneConfig, candidates: Candidates, recipe: Recipe) -> Iterator[str]:
     """Describe the search before it begins, with the cost of its first verdicts."""
     first = candidates.durations[candidates.first]
-    seeds = len(candidates.seeds)
     horizon = candidates.horizons[candidates.first]
-    own = Probe(candidates.starts[0] + first, 0, horizon)
-    control = Probe(candidates.control, 0, max(candidates.horizons))
     starts = ", ".join(map(shown, candidates.starts))
     if starts:
         yield f"starts   {starts}: {candidates.climb:,} steps each"
     durations = ", ".join(map(shown, candidates.durations))
     yield f"lengths  {durations}: {horizon:,} steps for the first, {shown(first)}"
     yield f"seeds    {', '.join(map(str, candidates.seeds))}: stable on all of them"
+    control = Probe(candidates.control, 0, max(candidates.horizons))
+    own = Probe(candidates.starts[0] + first, 0, horizon)
     for what, probe in (("control", control), ("cost", own)):
-        cost = seeds * tokens_of(config, probe)
-        share = cost / recipe.train.tokens
-        text = f"{human(cost)} tokens ({share:.1%} of a run) for {shown(probe.setting)}"
-        yield f"{what:<8} {text}, at most"
+        tokens = len(candidates.seeds) * tokens_of(config, probe)
+        share = tokens / recipe.train.tokens
+        cost = f"{human(tokens)} tokens ({share:.1%} of a run)"
+        yield f"{what:<8} {cost} for {shown(probe.setting)}, at most"
 
 
 def _claim(folder: Path, recipe: Recipe) -> None:
@@ -335,23 +332,15 @@ def _claim(folder: Path, recipe: Recipe) -> None:
 
 def tuned_text(config: TuneConfig, best: Verdict) -> str:
     """Return the recipe that was found: a child of the one that was searched."""
-    import tomlkit
-
     base = config.recipe
     if is_path(base):
         base = str(Path(base).absolute())
-    document = tomlkit.document()
-    document["base"] = base
+    draft = Draft(base, Path(base), values={"base": base})
     for text in (*config.settings, *best.setting):
-        key, value = parse_override(text)
-        *sections, last = key.split(".")
-        table = document
-        for section in sections:
-            table = table.setdefault(section, tomlkit.table())
-        table[last] = value
+        apply_override(draft, text)
     seeds = ", ".join(f"{receipt.loss:.2f}" for receipt in best.receipts)
     comment = f"{MARK}: stable for {best.horizon:,} steps on every seed, losses {seeds}.\n"
-    return comment + tomlkit.dumps(document)
+    return comment + "\n".join(toml_lines(draft.values)) + "\n"
 
 
 # The probes.
@@ -372,19 +361,19 @@ class Prober:
         Raises:
             BudgetError: it could exceed the budget.
         """
+        key = (probe.setting, probe.seed)
         receipt = self.read(probe)
         if receipt is None or receipt.judge(probe.horizon, may_be_stuck=False) is None:
-            others = 0
-            for key, other in self.receipts.items():
-                if key != (probe.setting, probe.seed):
-                    others += other.tokens
-            needed = others + tokens_of(self.config, probe)
+            others = {**self.receipts}
+            others.pop(key, None)
+            needed = tokens_of(self.config, probe)
+            needed += sum(other.tokens for other in others.values())
             if needed > self.config.budget:
                 raise BudgetError(needed)
             self.train(probe)
             receipt = self.read(probe)
             assert receipt is not None
-        self.receipts[probe.setting, probe.seed] = receipt
+        self.receipts[key] = receipt
         return receipt
 
     def read(self, probe: Probe) -> Receipt | None:
@@ -399,24 +388,22 @@ class Prober:
             loss = math.inf if row.get("nonfinite") else row.get("val_loss")
             if loss is not None:
                 points.append((row["step"], row["tokens"], loss))
+        ratios = fluctuations([loss for _, _, loss in points])
         unstable_at = None
-        worst = 0.0
-        for count in range(2, len(points) + 1):
-            worst = fluctuation([(step, loss) for step, _, loss in points[:count]])[0]
-            if worst > self.config.threshold:
-                unstable_at = points[count - 1][0]
+        for (step, _, _), ratio in zip(points, ratios, strict=True):
+            if ratio > self.config.threshold:
+                unstable_at = step
                 break
         if unstable_at is None and _has_diverged(path):
             # A weight or a validation loss that is not finite is in no row.
-            worst = math.inf
             unstable_at = rows[-1]["step"] + 1
             points.append((unstable_at, rows[-1]["tokens"], math.inf))
+            ratios.append(math.inf)
         first = points[0][2]
         return Receipt(
-            fluctuation=worst,
+            fluctuation=max(ratios),
             unstable_at=unstable_at,
             steps=rows[-1]["step"],
-            seconds=sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
             stuck_above=self.unigram_loss - 0.05 * (first - self.unigram_loss),
             curve=tuple((tokens, loss) for _, tokens, loss in points),
         )
@@ -442,23 +429,23 @@ class Prober:
 
     def train(self, probe: Probe) -> None:
         """Train a probe up to its horizon, or to its first significant fluctuation."""
-        recipe = recipe_with(self.config, probe.setting)
-        climb = recipe_with(self.config, ()).optim.warmup_steps
+        recipe = recipe_with(self.config, ())
+        climb = recipe.optim.warmup_steps
         every = max(1, min(recipe.eval.every, climb // 10))
-        recipe = replace(
-            recipe,
-            eval=replace(recipe.eval, every=every),
-            checkpoint=replace(recipe.checkpoint, keep=1),
+        own = (f"eval.every={every}", "checkpoint.keep=1")
+        name = name_of(probe)
+        trial = Trial(
+            self.config.recipe,
+            (*self.config.settings, *probe.setting, *own),
+            probe.seed,
+            name,
+            until=probe.horizon,
+            threshold=self.config.threshold,
         )
         folder = self.folder / "probes"
         make_folder(folder)
-        path = folder / f"{recipe_name(self.config.recipe)}.toml"
-        write_whole(path, dump_recipe(recipe))
-        name = name_of(probe)
         if not (folder / name / "checkpoints").exists():
             shutil.rmtree(folder / name, ignore_errors=True)  # it ended, and begins again
-        threshold = self.config.threshold
-        trial = Trial(str(path), (), probe.seed, name, probe.horizon, threshold=threshold)
         runner = TrialRunner(self.folder, device=self.config.device, devices=self.config.devices)
         with runs_in(folder):
             runner.train([trial])
@@ -469,10 +456,16 @@ class Prober:
         """Return the receipts as CSV."""
         rows = []
         for (setting, seed), receipt in self.receipts.items():
-            numbers = (receipt.steps, receipt.tokens, f"{receipt.seconds:.3f}")
-            unstable_at = "" if receipt.unstable_at is None else receipt.unstable_at
-            losses = (f"{receipt.fluctuation:.4f}", unstable_at, f"{receipt.loss:.4f}")
-            rows.append((" ".join(setting), seed, *numbers, *losses))
+            row = (
+                " ".join(setting),
+                seed,
+                receipt.steps,
+                receipt.tokens,
+                f"{receipt.fluctuation:.4f}",
+                receipt.unstable_at or "",
+                f"{receipt.loss:.4f}",
+            )
+            rows.append(row)
         return csv_text(COLUMNS, rows)
 
     def cost(self, recipe: Recipe) -> str:

@@ -84,7 +84,7 @@ def searched(fails: Fails, seeds: tuple[int, ...]) -> dict[str, Any]:
         end = int(min(at, probe.horizon))
         probes.append(f"{' '.join(probe.setting)}, seed {probe.seed}: {end}")
         unstable_at = end if at <= probe.horizon else None
-        return Receipt(1.0, unstable_at, end, 1.0, 9.0, ((0, 6.0), (end, 4.0)))
+        return Receipt(1.0, unstable_at, end, 9.0, ((0, 6.0), (end, 4.0)))
 
     best = find_best(candidates, list(search(candidates, see)))
     return {"found": None if best is None else " ".join(best.setting), "probes": probes}

@@ -61,7 +61,6 @@ class Answers:
             fluctuation=2.0 if at <= probe.horizon else 1.0,
             unstable_at=int(at) if at <= probe.horizon else None,
             steps=steps,
-            seconds=1.0,
             stuck_above=5.0,
             curve=((0, 6.0), (tokens, self.loss(setting, probe.seed))),
         )
@@ -177,8 +176,8 @@ def test_a_loss_worse_than_the_control_s_at_equal_tokens_is_not_recommended():
 
 def test_tokens_that_the_control_did_not_reach_compare_nothing():
     """The control is unstable at step 1, with 100 tokens; 80 steps have 600."""
-    control = Receipt(2.0, 1, 1, 1.0, 5.0, ((0, 6.0), (100, 5.0)))
-    probe = Receipt(1.0, None, 30, 1.0, 5.0, ((0, 6.0), (600, 9.0)))
+    control = Receipt(2.0, 1, 1, 5.0, ((0, 6.0), (100, 5.0)))
+    probe = Receipt(1.0, None, 30, 5.0, ((0, 6.0), (600, 9.0)))
     verdicts = [
         Verdict(setting, 30, ("stable", "stable"), (receipt, receipt))
         for setting, receipt in ((CONTROL, control), (("steps=80",), probe))
@@ -216,7 +215,7 @@ def test_a_budget_that_ends_leaves_the_verdicts_so_far():
 
 def test_a_probe_that_ended_before_its_horizon_is_not_stable():
     """A weight that is not finite leaves no row."""
-    receipt = Receipt(1.0, None, 7, 1.0, 5.0, ((0, 6.0), (70, 4.0)))
+    receipt = Receipt(1.0, None, 7, 5.0, ((0, 6.0), (70, 4.0)))
     assert receipt.judge(10, may_be_stuck=True) is None
     assert receipt.judge(7, may_be_stuck=True) == "stable"
     (verdict, *_) = search(candidates(), lambda probe: receipt)

@@ -93,8 +93,6 @@ def test_a_killed_search_goes_on_without_repeating_a_probe(config, monkeypatch):
             assert kills < 100
     assert kills > 1
     receipts = lines(folder)
-    for receipt in (*whole, *receipts):
-        del receipt["seconds"]
     assert receipts == whole
     # Given again, it trains nothing.
     trained.clear()
@@ -168,7 +166,6 @@ def test_bad_options_are_refused_before_anything_is_trained(config):
         ({"duration": "optim.lr=4"}, "has one value, so nothing is searched"),
         ({"duration": "optim.warmupsteps=4,8"}, "optim.warmupsteps"),
         ({"duration": "warmup"}, "names no key and value"),
-        ({"threshold": 1.0}, "is not above 1"),
         ({"settings": (*config.settings, "optim.warmup_steps=0")}, "optim.warmup_steps is 0"),
         ({"budget": 10}, r"below the first probe\n  give at least \d+"),
     ):
@@ -195,7 +192,7 @@ def test_the_end_is_six_lines_at_most():
     """(e): all verdicts on one line, with losses."""
 
     def receipt(loss: float, unstable_at: int | None = None) -> Receipt:
-        return Receipt(1.0, unstable_at, 45, 1.0, 9.0, ((0, 6.0), (900, loss)))
+        return Receipt(1.0, unstable_at, 45, 9.0, ((0, 6.0), (900, loss)))
 
     control = Verdict(("seq_len_warmup=false",), 45, ("unstable",), (receipt(6.5, 12),))
     short = Verdict(("a.start=8", "a.steps=60"), 45, ("stable",) * 2, (receipt(4.0), receipt(4.2)))
