@@ -46,10 +46,9 @@ def override_keys(incomplete: str) -> list[tuple[str, str]]:
     from efftrain_cli.recipe.check import known_keys
     from efftrain_cli.recipe.recipe import Recipe
 
-    known = known_keys(Recipe)
-    leaves = [
-        key
-        for key in known
-        if key.startswith(incomplete) and not any(k.startswith(f"{key}.") for k in known)
-    ]
-    return [(f"{key}=", shorten(known[key], _HELP_WIDTH, placeholder=" ...")) for key in leaves]
+    found = []
+    for key, about in known_keys(Recipe).items():
+        if key.startswith(incomplete) and about.section is None:
+            description = shorten(about.description, _HELP_WIDTH, placeholder=" ...")
+            found.append((f"{key}=", description))
+    return found

@@ -210,7 +210,7 @@ def show_recipe(
 
     draft = read_recipe_file(recipe, set_ or ())
     resolved = check_draft(draft)
-    origins = {key: draft.origins.get(key, "default") for key in flat_values(resolved)}
+    origins = {key: draft.places.get(key, "default") for key in flat_values(resolved)}
     warnings = warnings_of(resolved)
     if format == "json":
         print_json(
@@ -228,7 +228,7 @@ def show_recipe(
     for key, origin in origins.items():
         if describe:
             # Narrow enough for 80 columns beside the longest key.
-            lines = wrap(known.get(unnumbered(key), ""), 43)
+            lines = wrap(known[unnumbered(key)].description, 43)
             comments[key] = "\n                # ".join(lines)
         elif origin.startswith("--set "):
             comments[key] = "--set"

@@ -34,6 +34,14 @@ class Problem:
     """Description of the key, or of the suggested one."""
 
 
+class Breaches(ValueError):
+    """Rules between the sections of a recipe that are broken, as (dotted key, rule)."""
+
+    def __init__(self, breaches: Sequence[tuple[str, str]]) -> None:
+        super().__init__("\n".join(f"{key}: {rule}" for key, rule in breaches))
+        self.breaches = tuple(breaches)
+
+
 def nearest(name: str, names: Iterable[str], most: int = 3, cutoff: float = 0.5) -> str:
     """Return "did you mean X or Y?" of the names that are most like `name`, or ""."""
     from difflib import get_close_matches

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic_core import ArgsKwargs
 
 from efftrain_cli.foundation.bounds import HEADS, LAYERS, WIDTH
 
@@ -20,6 +22,24 @@ SECTION = ConfigDict(
 )
 """Unknown keys are errors, nothing is silently converted, numbers are finite, docstrings are
 descriptions."""
+
+
+def with_implied(given: Any, key: str, value: str, implied: Mapping[str, Any]) -> Any:
+    """Return what a section is built from, with the values that `key = value` implies for the keys
+    that are not given. For validators with mode "before".
+
+    Args:
+        given: a table of JSON, or the arguments of the class.
+    """
+    table = given
+    if isinstance(given, ArgsKwargs):
+        table = given.kwargs or {}
+    if not isinstance(table, dict):
+        return given
+    if table.get(key) == value:
+        table = {**implied, **table}
+    return ArgsKwargs((), table)
+
 
 Blocks = Annotated[int, Field(ge=1, le=LAYERS)]
 """Transformer blocks."""

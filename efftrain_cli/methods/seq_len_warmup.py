@@ -33,13 +33,12 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
-from pydantic_core import ArgsKwargs
 
-from efftrain_cli.foundation.section import SECTION
+from efftrain_cli.foundation.section import SECTION, with_implied
 from efftrain_cli.methods.method import Changes, Method, Problems, Sections, varying
 
 
@@ -73,19 +72,16 @@ class SeqLenWarmup(Method):
     batch: Literal["sequences", "tokens"] = "sequences"
     """What stays as train.batch_size says while sequences are short: their number, or the tokens of
     a step. "tokens" cuts windows whole: mode is "reshape" then."""
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = Field(default=(), strict=False)
     """With pacing = "discrete": the length of each phase, in tokens; the last one is the full
     length."""
-    until: tuple[int, ...] = ()
+    until: tuple[int, ...] = Field(default=(), strict=False)
     """With pacing = "discrete": the last step of each phase but the final one."""
 
     @model_validator(mode="before")
     @classmethod
-    def _tokens_cut_windows_whole(cls, given: ArgsKwargs) -> ArgsKwargs:
-        values = given.kwargs or {}
-        if values.get("batch") != "tokens":
-            return given
-        return ArgsKwargs(given.args, {"mode": "reshape", **values})
+    def _tokens_cut_windows_whole(cls, given: Any) -> Any:
+        return with_implied(given, "batch", "tokens", {"mode": "reshape"})
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import itertools
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from efftrain_cli.foundation.bounds import MISTAKES
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import Problem, RecipeError, nearest
-from efftrain_cli.recipe.toml import toml_value
+from efftrain_cli.recipe.toml import flatten, toml_value
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -38,13 +38,14 @@ class Draft:
     """Files that it inherits from, nearest first."""
     values: dict[str, Any] = field(default_factory=dict)
     """Nested tables as TOML gives them."""
-    origins: dict[str, str] = field(default_factory=dict)
-    """Dotted key -> where its value was written."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Dotted key or section -> where it was written: "file:line", or "--set key=value"."""
     problems: list[Problem] = field(default_factory=list)
+    """Mistakes of overrides."""
 
     def origin(self, key: str) -> str:
         """Return where `key` was written, or the table around it, or the file."""
-        return _place(key, shown_path(self.path), self.origins)
+        return self.places.get(_enclosing(key, self.places), shown_path(self.path))
 
 
 def shown_path(path: Path) -> str:
@@ -173,6 +174,14 @@ def first_comment(path: Path) -> str:
 # --- reading --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """One file."""
+
+    values: dict[str, Any]
+    places: dict[str, str]
+
+
 def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
     """Read a recipe with everything it inherits, then the overrides. Mistakes of overrides are
     collected in the draft.
@@ -180,25 +189,25 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
     Raises:
         RecipeError: there is no such recipe or base, a file is not TOML, or the bases form a loop.
     """
-    path = find_recipe(name_or_path)
-    draft = Draft(recipe_name(name_or_path), path)
+    files = [find_recipe(name_or_path)]
+    draft = Draft(recipe_name(name_or_path), files[0])
     layers = []
     while True:
-        layer = _read_layer(path, draft.name)
-        layers.append((layer, path))
-        if "base" not in layer:
+        layer = _read_layer(files[-1], draft.name)
+        layers.append(layer)
+        if "base" not in layer.values:
             break
-        base = layer.pop("base")
+        base = layer.values.pop("base")
         try:
-            following = _find_base(base, [path for _, path in layers])
+            files.append(_find_base(base, files))
         except RecipeError as error:
-            source = _place("base", shown_path(path), _places_in(path))
+            source = layer.places["base"]
             problem = Problem("base", str(error), value=toml_value(base), source=source)
             raise RecipeError(report(draft.name, [problem]), [problem]) from None
-        draft.bases.append(following)
-        path = following
-    for layer, path in reversed(layers):
-        _merge(draft, draft.values, layer, "", shown_path(path), _places_in(path))
+    draft.bases = files[1:]
+    for layer in reversed(layers):
+        _merge(draft, draft.values, layer.values)
+        draft.places |= layer.places
     for override in overrides:
         apply_override(draft, override)
     return draft
@@ -225,14 +234,16 @@ def read_toml_file(path: Path) -> Draft:
     Raises:
         RecipeError: there is no such file, or it is not TOML.
     """
-    draft = Draft(path.stem, path)
-    layer = _read_layer(path, draft.name, "study")
-    _merge(draft, draft.values, layer, "", shown_path(path), _places_in(path))
-    return draft
+    layer = _read_layer(path, path.stem, "study")
+    return Draft(path.stem, path, values=layer.values, places=layer.places)
 
 
 LARGEST = 1 << 20
 """Bytes of a file that may be a recipe."""
+_TOML_HINT = (
+    'text has quotes, as in "300M"; numbers have digits on both sides of the dot;'
+    " true and false are lower case; `key = false` takes a key away"
+)
 
 
 def _text(path: Path) -> str:
@@ -250,140 +261,77 @@ def _text(path: Path) -> str:
         raise RecipeError(f"{shown_path(path)}: {error.strerror}") from None
 
 
-def _read_layer(path: Path, name: str, kind: str = "recipe") -> dict[str, Any]:
-    """Return one file's tables.
+def _read_layer(path: Path, name: str, kind: str = "recipe") -> _Layer:
+    """Read one file.
 
     Raises:
         RecipeError: a line is not TOML. Nothing can be said of the rest before it is.
     """
     text = _text(path)
     try:
-        return tomllib.loads(text)
+        values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         rule, _, where = str(error).partition(" (at ")
         lines = text.rstrip().split("\n")
         number = len(lines)
         if line_number := re.match(r"line (\d+)", where):
-            number = int(line_number[1])
-        line = lines[min(number, len(lines)) - 1].strip()
-        rule = f"not TOML: {rule[:1].lower()}{rule[1:]}{_hint(line)}"
+            number = min(int(line_number[1]), number)
         problem = Problem(
             key="",
-            rule=rule,
-            value=line or None,
+            rule=f"not TOML: {rule[:1].lower()}{rule[1:]}; {_TOML_HINT}",
+            value=lines[number - 1].strip()[:100] or None,
             source=f"{shown_path(path)}:{number}",
         )
         raise RecipeError(report(name, [problem], kind), [problem]) from None
+    lines_of = _places_in(text, shown_path(path))
+    places = {}
+    # A key without a line of its own, of a table in one line, stands where its table does.
+    for key in flatten(values):
+        places[key] = lines_of.get(_enclosing(key, lines_of), shown_path(path))
+    return _Layer(values, places | lines_of)
 
 
-def _hint(line: str) -> str:
-    """Return what the writer of a line that is not TOML probably meant."""
-    if re.match(r"[A-Za-z_][\w.-]*\s*:(\s|$)", line):
-        return "; this looks like YAML, TOML writes `key = value` under a `[section]` line"
-    assignment = re.match(r"([\w.-]+)\s*=\s*([^#]*)", line)
-    if assignment is None:
-        return ""
-    key = assignment[1]
-    value = assignment[2].strip()
-    if value in ("True", "False"):
-        return f"; write {key} = {value.lower()}"
-    if value in ("None", "null", "nil", ""):
-        return (
-            "; TOML has no null: leave the key out,"
-            " or write `= false` to take an inherited key away"
-        )
-    if re.fullmatch(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE):
-        return "; a number has digits on both sides of its dot, such as 0.5 or 1.0"
-    if re.fullmatch(r"(?!([\d_.e-]+|true|false)$)[\w./:*~-]+", value):
-        return f'; text takes quotes: {key} = "{value}"'
-    return ""
+_HEADER = re.compile(r"\s*(\[\[?)\s*([\w.-]+)\s*\]")
+_KEY = re.compile(r"\s*([\w.-]+)\s*=")
 
 
-_HEADER = re.compile(r"\s*(?P<open>\[\[?)\s*(?P<key>[^\]]+?)\s*\]")
-_KEY = re.compile(
-    r"""\s*(?P<key>(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
-)
-
-
-def _dotted(key: str) -> str:
-    return ".".join(part.strip().strip("\"'") for part in key.split("."))
-
-
-def _places_in(path: Path) -> Mapping[str, str]:
-    """Map dotted keys of a file to "file:line", for keys and headers that begin a line; the n-th
-    [[table]] is `table.n`, from 0."""
-    return _places(_text(path), shown_path(path))
-
-
-@cache  # a file is read again by every recipe that builds on it
-def _places(text: str, file: str) -> Mapping[str, str]:
+def _places_in(text: str, file: str) -> dict[str, str]:
+    """Map dotted keys to "file:line", for keys and headers that begin a line; the n-th [[table]] is
+    `table.n`, from 0."""
     places: dict[str, str] = {}
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     section = ""
-    fence = None
     for number, line in enumerate(text.split("\n"), 1):
-        place = f"{file}:{number}"
-        if fence is not None:
-            if fence in line:
-                fence = None
-        elif header := _HEADER.match(line):
-            section = _dotted(header["key"])
-            if header["open"] == "[[":
-                places.setdefault(section, place)
-                counts[section] = counts.get(section, -1) + 1
+        if header := _HEADER.match(line):
+            section = header[2]
+            if header[1] == "[[":
+                places.setdefault(section, f"{file}:{number}")
                 section = f"{section}.{counts[section]}"
-            places[section] = place
+                counts[header[2]] += 1
+            places[section] = f"{file}:{number}"
         elif key := _KEY.match(line):
-            places[f"{section}.{_dotted(key['key'])}".lstrip(".")] = place
-            rest = line[key.end() :]
-            for quotes in ('"""', "'''"):
-                if rest.count(quotes) == 1:
-                    fence = quotes
-                    break
+            places[f"{section}.{key[1]}".lstrip(".")] = f"{file}:{number}"
     return places
 
 
-def _merge(
-    draft: Draft,
-    into: dict[str, Any],
-    table: Mapping[str, Any],
-    prefix: str,
-    source: str,
-    places: Mapping[str, str],
-) -> None:
-    """Lay `table` over `into`: tables are merged; everything else, arrays of tables included, is
-    replaced.
-
-    Args:
-        source: where the whole of `table` was written.
-        places: dotted key -> where it was written, as far as that is known more exactly.
-    """
-    for name, value in table.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict):
-            if key in places or not isinstance(into.get(name), dict):
-                draft.origins[key] = _place(key, source, places)
-            if not isinstance(into.get(name), dict):
-                into[name] = {}
-            _merge(draft, into[name], value, f"{key}.", source, places)
-        else:
-            if isinstance(into.get(name), dict | list):
-                for inner in [known for known in draft.origins if known.startswith(f"{key}.")]:
-                    del draft.origins[inner]
-            into[name] = value
-            draft.origins[key] = _place(key, source, places)
-            if isinstance(value, list):
-                draft.origins.update(
-                    {inner: place for inner, place in places.items() if inner.startswith(f"{key}.")}
-                )
-
-
-def _place(key: str, source: str, places: Mapping[str, str]) -> str:
-    """Return where a key was written; one without a line of its own (an inline table's) stands
-    where its table does."""
+def _enclosing(key: str, places: Mapping[str, str]) -> str:
+    """Return `key`, or the innermost table around it that has a place, or ""."""
     while key and key not in places:
         key = key.rpartition(".")[0]
-    return places.get(key, source)
+    return key
+
+
+def _merge(draft: Draft, into: dict[str, Any], table: Mapping[str, Any], prefix: str = "") -> None:
+    """Lay `table` over `into`: tables are merged; everything else, arrays of tables included, is
+    replaced."""
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and isinstance(into.get(name), dict):
+            _merge(draft, into[name], value, f"{key}.")
+            continue
+        for inner in [known for known in draft.places if known.startswith(f"{key}.")]:
+            del draft.places[inner]
+        into[name] = value
 
 
 def parse_override(override: str) -> tuple[str, Any]:
@@ -409,43 +357,43 @@ def parse_override(override: str) -> tuple[str, Any]:
 def apply_override(draft: Draft, override: str) -> None:
     """Write `key=value` into a draft, or its mistake."""
     source = f"--set {override}"
+    key = ""
     try:
         key, value = parse_override(override)
+        if key == "base":
+            raise ValueError("only a file has a base; choose the recipe with --recipe")
+        table, name = _table_of(draft.values, key)
     except ValueError as error:
-        draft.problems.append(Problem("", str(error), value=override, source="--set"))
+        draft.problems.append(Problem(key, str(error), source=source))
         return
-    if key == "base":
-        rule = "only a file has a base; choose the recipe with --recipe"
-        draft.problems.append(Problem(key, rule, source=source))
-        return
+    _merge(draft, table, {name: value}, key.removesuffix(name))
+    for inner in flatten({key: value}):
+        draft.places[inner] = source
+    draft.places[key] = source
+
+
+def _table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """Return the table that a dotted key is in, made if it is missing, and the name in it.
+
+    Raises:
+        ValueError: the key leads into a list of values, or to an item that a list does not have.
+    """
     *sections, name = key.split(".")
-    into: Any = draft.values
-    existing = 0  # sections on the way that exist already
+    table: Any = values
     for section in sections:
-        path = ".".join(sections[: existing + 1])
-        if isinstance(into, list):
-            if not section.isdecimal() or int(section) >= len(into):
-                rule = "there are none of them"
-                if into:
-                    rule = f"there are {len(into)} of them, numbered from 0"
-                draft.problems.append(Problem(path, rule, source=source))
-                return
-            into = into[int(section)]
-        elif isinstance(into, dict) and isinstance(into.get(section), dict | list):
-            into = into[section]
+        if isinstance(table, dict):
+            if not isinstance(table.get(section), dict | list):
+                table[section] = {}
+            table = table[section]
+        elif section.isdecimal() and int(section) < len(table):
+            table = table[int(section)]
         else:
+            raise ValueError(f"there are {len(table)} of them, numbered from 0")
+        if not isinstance(table, dict | list):
             break
-        existing += 1
-    if not isinstance(into, dict):
-        rule = (
+    if not isinstance(table, dict):
+        raise ValueError(
             "is one list: set it whole, as in optim.betas=[0.9, 0.95];"
             " of a list of sections, name one, as in stages.0.lr"
         )
-        path = ".".join(sections[:existing])
-        draft.problems.append(Problem(path, rule, source=source))
-        return
-    table = {name: value}
-    for section in reversed(sections[existing:]):
-        table = {section: table}
-    prefix = "".join(f"{section}." for section in sections[:existing])
-    _merge(draft, into, table, prefix, source, {key: source})
+    return table, name

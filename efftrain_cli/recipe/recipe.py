@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.foundation.errors import Breaches
 from efftrain_cli.foundation.section import SECTION
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.chunked_accumulation import ChunkedAccumulation
@@ -29,8 +27,8 @@ from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
-from efftrain_cli.recipe.check import Check, methods_in
-from efftrain_cli.recipe.draft import Draft, read_recipe_file, report
+from efftrain_cli.recipe.check import methods_in, validated
+from efftrain_cli.recipe.draft import Draft, read_recipe_file
 from efftrain_cli.recipe.rules import rules_between
 from efftrain_cli.recipe.sections import (
     Checkpoint,
@@ -123,9 +121,9 @@ class Recipe:
 
     @model_validator(mode="after")
     def _rules_between_sections(self) -> Recipe:
-        problems = [f"{key}: {rule}" for key, rule in chain.from_iterable(rules_between(self))]
-        if problems:
-            raise ValueError("\n".join(problems))
+        breaches = list(rules_between(self))
+        if breaches:
+            raise Breaches(breaches)
         return self
 
 
@@ -156,19 +154,7 @@ def check_draft(draft: Draft) -> Recipe:
     Raises:
         RecipeError: it breaks any rule; the message lists every breach at once.
     """
-    check = Check(draft, Recipe)
-    known = check.known_part()
-    for rules in rules_between(known):
-        with suppress(AttributeError):  # a rule is skipped if it reads a value that is itself wrong
-            for key, rule in rules:
-                section, _, name = key.partition(".")
-                value = None
-                if name:
-                    value = getattr(getattr(known, section), name)
-                check.add(key, rule, value)
-    if check.problems:
-        raise RecipeError(report(draft.name, check.problems), check.problems)
-    return Recipe(**check.valid)
+    return validated(draft, Recipe)
 
 
 def recipe_values(section: Any) -> dict[str, Any]:

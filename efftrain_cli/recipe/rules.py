@@ -8,30 +8,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from efftrain_cli.methods.method import Method, Problems, Sections, varying
+from efftrain_cli.methods.method import Problems, Sections, varying
 from efftrain_cli.recipe.schedules import SCHEDULES
 
 
-def rules_between(recipe: Sections) -> list[Problems]:
-    """Return iterators of (dotted key, rule) over combinations that cannot work.
-
-    They are independent: one that meets a missing attribute, of a recipe with mistakes, does not
-    stop the others.
-    """
-    rules = (
-        _model_rules,
-        _data_rules,
-        _optim_rules,
-        _train_rules,
-        _parallel_rules,
-        _method_rules,
-    )
-    of_methods = (_problems_of(method, recipe) for method in recipe.methods.values())
-    return [*(rule(recipe) for rule in rules), *of_methods]
-
-
-def _problems_of(method: Method, recipe: Sections) -> Problems:
-    yield from method.problems(recipe)
+def rules_between(recipe: Sections) -> Problems:
+    """Yield (dotted key, rule) of each combination that cannot work."""
+    yield from _model_rules(recipe)
+    yield from _data_rules(recipe)
+    yield from _optim_rules(recipe)
+    yield from _train_rules(recipe)
+    yield from _parallel_rules(recipe)
+    yield from _method_rules(recipe)
 
 
 def _model_rules(recipe: Sections) -> Problems:
@@ -146,6 +134,8 @@ def _method_rules(recipe: Sections) -> Problems:
             f"cannot be combined with {other}: both decide the batch size;"
             " set one of the two to false",
         )
+    for method in recipe.methods.values():
+        yield from method.problems(recipe)
 
 
 def _parallel_rules(recipe: Sections) -> Problems:

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
-from pydantic_core import ArgsKwargs
 
 from efftrain_cli.foundation.bounds import CONTEXT, VOCABULARY
 from efftrain_cli.foundation.section import (
@@ -21,6 +20,7 @@ from efftrain_cli.foundation.section import (
     Heads,
     Text,
     parse_duration,
+    with_implied,
 )
 from efftrain_cli.model.config import (
     Dimensions,
@@ -101,11 +101,8 @@ class Model(Dimensions):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_arch(cls, given: ArgsKwargs) -> ArgsKwargs:
-        values = given.kwargs or {}
-        if values.get("arch") != "llama":
-            return given
-        return ArgsKwargs(given.args, {**LLAMA, **values})
+    def _defaults_of_arch(cls, given: Any) -> Any:
+        return with_implied(given, "arch", "llama", LLAMA)
 
 
 _SHARED_FIELDS = frozenset(GPTConfig.__dataclass_fields__)

@@ -8,19 +8,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass as checked
 
 from efftrain_cli.compare.judge import Claim
-from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.foundation.errors import Breaches
 from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.foundation.section import SECTION, Text
-from efftrain_cli.recipe.check import Check
+from efftrain_cli.recipe.check import validated
 from efftrain_cli.recipe.draft import (
     find_recipe,
     read_recipe_file,
     read_toml_file,
-    report,
 )
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.toml import flatten
@@ -170,6 +169,13 @@ class Study:
     metric: str = METRIC
     """With a command: regular expression of a printed loss, whose last match counts."""
 
+    @model_validator(mode="after")
+    def _rules_between_keys(self) -> Study:
+        found = list(breaches(self))
+        if found:
+            raise Breaches(found)
+        return self
+
 
 def read_study(path: Path) -> Plan:
     """Read a study file.
@@ -178,14 +184,7 @@ def read_study(path: Path) -> Plan:
         RecipeError: it breaks rules; the message lists every breach at once.
         UsageError: command or metric cannot be used.
     """
-    draft = read_toml_file(path)
-    check = Check(draft, Study)
-    if not check.problems:
-        for key, rule in breaches(Study(**check.valid)):
-            check.add(key, rule)
-    if check.problems:
-        raise RecipeError(report(path.stem, check.problems, "study"), check.problems)
-    return plan_of(Study(**check.valid), path)
+    return plan_of(validated(read_toml_file(path), Study, "study"), path)
 
 
 def plan_of(study: Study, path: Path) -> Plan:
