@@ -12,8 +12,10 @@ from efftrain_cli.foundation.errors import EfftrainError, StoppedError
 from efftrain_cli.foundation.signals import Stop, interruptible, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.run import directory
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
 from efftrain_cli.training import dist, resuming
+from efftrain_cli.training.branch import Branch
 from efftrain_cli.training.checkpoint import load_newest, newest_recipe
 from efftrain_cli.training.logbook import Logbook
 from efftrain_cli.training.memory import memory_errors, peak_memory
@@ -48,8 +50,12 @@ def start(
     device: str = "auto",
     steps: int | None = None,
     with_probe: bool = True,
+    branch: Branch | None = None,
 ) -> Path:
     """Train `recipe` in a new run directory, up to step `steps`, and return it.
+
+    Args:
+        branch: what the run begins with instead of random weights; it has the same recipe.
 
     Raises:
         EfftrainError: any fault a user can act on; its class says which.
@@ -58,15 +64,21 @@ def start(
     if run_path(name).exists():  # before the data is prepared: a taken name costs nothing
         raise taken(name)
     check_extra(recipe)
+    if branch is not None:
+        branch.check()
     with processes():
         with without_trace():
             session = prepare_session(recipe, choose_device(device))
-            plan = plan_run(session, steps)
             state = fresh_state(session)
+            if branch is not None:
+                branch.begin(state, session.corpus)
+            plan = plan_run(session, steps, state.progress)
         resuming.check_disk(run_path(name), recipe, session.corpus.vocab_size)
-        with new_run(name, session, recipe_name) as run:
+        with new_run(name, session, recipe_name, branch) as run:
             if run is not None:
                 run.event("start", environment_of(session))
+                segment = run.next_segment()
+                state.progress = state.progress._replace(segment=segment)
             train(run, state, session, plan, steps, with_probe)
     return run_path(name)
 
@@ -160,14 +172,24 @@ def without_trace() -> Iterator[None]:
 
 
 @contextmanager
-def new_run(name: str, session: Session, recipe_name: str) -> Iterator[Run | None]:
+def new_run(
+    name: str,
+    session: Session,
+    recipe_name: str,
+    branch: Branch | None = None,
+) -> Iterator[Run | None]:
     """Make and own a run directory on rank 0; yield None on the others."""
     if not dist.is_main():
         yield None
         return
     origin = origin_of(session, recipe_name)
     recipe = dump_recipe(session.recipe)
-    with Run.create(name, recipe, origin, session.corpus.tokenizer_path) as run:
+    if branch is not None:
+        origin |= branch.origin
+    with directory.new_run(name, recipe, origin, session.corpus.tokenizer_path) as run:
+        if branch is not None:
+            branch.copy_into(run)
+    with Run.open(name) as run:
         yield run
 
 

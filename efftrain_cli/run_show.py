@@ -60,6 +60,7 @@ def _facts(run: SmallFiles, rows: Sequence[Values], last: Values) -> Iterator[tu
         f" {human_seconds(last.get('train_seconds') or 0.0)} on {run.origin.get('device')};"
         f" {counted(resumes, 'resume') if resumes else 'no resume'}",
     )
+    yield "branch", _branch(run.origin.get("branch"), rows)
     yield "stable", _stability(rows)
     seed = run.recipe.get("seed")
     changes = _changes(run.origin.get("command"))
@@ -70,6 +71,17 @@ def _facts(run: SmallFiles, rows: Sequence[Values], last: Values) -> Iterator[tu
         yield "damage", f"{counted(damage, 'line')} of metrics.jsonl left out: `runs verify`"
     if (run.path / "zeroshot.json").exists():
         yield "scores", "in zeroshot.json"
+
+
+def _branch(origin: Values | None, rows: Sequence[Values]) -> str:
+    """Return where a branch began, and what it spent itself; "" of another run."""
+    if not origin:
+        return ""
+    step = origin["step"]
+    flops = [row.get("total_flops") or 0.0 for row in rows]
+    before = [row.get("total_flops") or 0.0 for row in rows if row["step"] <= step]
+    own = human(max(flops, default=0.0) - max(before, default=0.0), "FLOP")
+    return f"of {origin['parent']} at step {step:,}; {own}s of its own"
 
 
 def _text(data: Values) -> str:

@@ -209,7 +209,7 @@ def _memory_line(cost: PlanCost, device: PlannedDevice) -> str:
 
 def _disk_line(recipe: Recipe, cost: PlanCost, facts: TextFacts) -> str:
     line = (
-        f"disk    {counted(recipe.checkpoint.keep, 'checkpoint')}"
+        f"disk    {counted(recipe.checkpoint.most, 'checkpoint')}"
         f" of {human(cost.checkpoint_bytes, 'B')}"
     )
     # A token of a vocabulary of 256 has about 2 bytes of text, one of GPT-2's 4.
@@ -243,5 +243,5 @@ def _as_json(
         "dtype": cost.dtype,
         "devices": device.count,
         "memory_bytes": cost.memory_bytes,
-        "disk_bytes": recipe.checkpoint.keep * cost.checkpoint_bytes,
+        "disk_bytes": recipe.checkpoint.most * cost.checkpoint_bytes,
     }

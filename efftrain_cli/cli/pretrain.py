@@ -23,6 +23,7 @@ from efftrain_cli.training.launch import check_devices, should_log
         "efftrain pretrain gpt2-117m --plan --assume 'H100 x 8 at 40%'",
         "efftrain pretrain --resume small-seed1234",
         "efftrain pretrain --resume small-seed1234 --set train.tokens=4M",
+        "efftrain pretrain --from small-seed1234@400 --set train.tokens=4M",
     ),
 )
 def pretrain(
@@ -49,6 +50,14 @@ def pretrain(
     ] = None,
     resume: Annotated[
         str | None, Option(help="Continue this run where it stopped.", autocompletion=run_names)
+    ] = None,
+    from_: Annotated[
+        str | None,
+        Option(
+            "--from",
+            metavar="RUN@STEP",
+            help="Begin with the state of this checkpoint, by its run's recipe or another.",
+        ),
     ] = None,
     override_resume: Annotated[
         bool,
@@ -127,7 +136,13 @@ def pretrain(
     if tensorboard:
         overrides.append("wandb.tensorboard=true")
     if resume is not None:
-        given = {"--recipe": recipe, "--name": name, "--seed": seed, "--plan": plan or None}
+        given = {
+            "--recipe": recipe,
+            "--name": name,
+            "--seed": seed,
+            "--plan": plan or None,
+            "--from": from_,
+        }
         if forbidden := [option for option, value in given.items() if value is not None]:
             raise UsageError(
                 f"--resume {resume} continues the run with its own recipe\n"
@@ -161,16 +176,30 @@ def pretrain(
             raise UsageError(
                 f"{option} only works with --resume\n  add --resume RUN, or leave it out"
             )
-    if recipe is None:
+    if recipe is None and from_ is None:
         raise UsageError(
-            "no recipe and no run\n  give a recipe (`efftrain recipes list` shows all) or"
-            " --resume RUN"
+            "no recipe and no run\n  give a recipe (`efftrain recipes list` shows all),"
+            " --resume RUN or --from RUN@STEP"
         )
+    if plan and from_ is not None:
+        raise UsageError("--plan is of a run from step 1 on\n  leave --from out")
     from efftrain_cli.recipe import draft
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.rules import warnings_of
-    from efftrain_cli.run.directory import run_path, taken
+    from efftrain_cli.run.directory import checkpoint_step, run_path, taken
+    from efftrain_cli.run.names import find_checkpoint, recipe_of_run
 
+    checkpoint = None
+    words = []
+    recipe_name = ""
+    if from_ is not None:
+        checkpoint = find_checkpoint(from_)
+        words = [f"at{checkpoint_step(checkpoint)}"]
+    if recipe is None:
+        assert checkpoint is not None
+        parent = checkpoint.parent.parent
+        recipe = str(parent / "recipe.toml")
+        recipe_name = recipe_of_run(parent)
     if recipe in run_names(recipe) and recipe not in draft.recipe_names():
         raise UsageError(
             f"{recipe} is a run, not a recipe\n"
@@ -193,12 +222,13 @@ def pretrain(
         planned = device_here(device) if assume is None else assumed_device(assume)
         print_plan(loaded, recipe, steps, format_ or "table", planned, device)
         return
-    recipe_name = draft.recipe_name(recipe)
-    name = name or f"{recipe_name}-seed{loaded.seed}"
+    recipe_name = recipe_name or draft.recipe_name(recipe)
+    name = name or "-".join([recipe_name, *words, f"seed{loaded.seed}"])
     if run_path(name).exists():
         raise taken(name)
     share(device, devices or 1)
     from efftrain_cli.pretrain import start
+    from efftrain_cli.training.branch import Branch
 
     start(
         loaded,
@@ -207,4 +237,5 @@ def pretrain(
         device=device,
         steps=steps,
         with_probe=not no_probe,
+        branch=Branch(checkpoint, loaded) if checkpoint is not None else None,
     )

@@ -180,7 +180,7 @@ def disk_bytes(recipe: Recipe) -> int:
     """Return the bytes that a finished run keeps on disk: its checkpoints and its rows."""
     steps = recipe.train.tokens // (recipe.train.batch_size * recipe.model.seq_len) + 1
     config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
-    return recipe.checkpoint.keep * checkpoint_bytes(recipe, config) + steps * ROW
+    return recipe.checkpoint.most * checkpoint_bytes(recipe, config) + steps * ROW
 
 
 def memory_bytes(recipe: Recipe) -> int:

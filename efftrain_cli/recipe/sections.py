@@ -374,6 +374,13 @@ class Checkpoint:
     """Steps, or a duration such as "10min"; the last step is always saved."""
     keep: int = Field(default=3, ge=1)
     """Newest checkpoints kept."""
+    at: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    """Further steps that are saved; their checkpoints are kept beside the newest."""
+
+    @property
+    def most(self) -> int:
+        """Checkpoints that a finished run has at most."""
+        return self.keep + len(self.at or ())
 
     def seconds_to_save(self, is_first: bool) -> float:
         """Return the seconds from one save to the next, inf if `every` counts steps; the first save

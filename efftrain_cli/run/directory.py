@@ -267,10 +267,12 @@ class Run:
                 raise
             print(f"warning: {lost}", file=sys.stderr)  # what ends the run is worse
 
-    def purge_checkpoints(self, keep: int) -> None:
-        """Remove all but the newest `keep` valid checkpoints; the newest verified one and corrupt
-        ones stay."""
-        valid = [path for path in checkpoints_of(self.path) if path not in self.corrupt]
+    def purge_checkpoints(self, keep: int, at: Sequence[int] = ()) -> None:
+        """Remove all but the newest `keep` valid checkpoints; the newest verified one, corrupt ones
+        and those of the steps `at` stay."""
+        named = {checkpoint_path(self.path, step) for step in at}
+        kept = self.corrupt | named
+        valid = [path for path in checkpoints_of(self.path) if path not in kept]
         newest_verified = max(self.verified & set(valid), key=checkpoint_step, default=None)
         for path in valid[:-keep]:
             if path == newest_verified:

@@ -12,7 +12,14 @@ from typing import Any
 
 from efftrain_cli.foundation.console import listed
 from efftrain_cli.foundation.errors import EfftrainError, UsageError, nearest
-from efftrain_cli.run.directory import existing_run, run_names, runs_root
+from efftrain_cli.run.directory import (
+    checkpoint_path,
+    checkpoint_step,
+    checkpoints_of,
+    existing_run,
+    run_names,
+    runs_root,
+)
 from efftrain_cli.run.origin import read_origin
 
 MEMBERS = "runs.txt"
@@ -74,6 +81,27 @@ def find_run(name: str) -> Path:
         runs = f"{len(matches)} runs: {listed(matches, 8)}"
         raise UsageError(f"{name!r} means {runs}\n  name one of them")
     return existing_run(matches[0] if matches else name)
+
+
+def find_checkpoint(text: str) -> Path:
+    """Return the checkpoint that `RUN@STEP` names.
+
+    Raises:
+        UsageError: there is no such run, or it has no checkpoint of that step.
+    """
+    name, sign, step = text.rpartition("@")
+    if not sign or not step.isdecimal():
+        raise UsageError(f"--from {text!r} is no run and step\n  write small-seed1@400")
+    run = find_run(name)
+    path = checkpoint_path(run, int(step))
+    checkpoints = checkpoints_of(run)
+    if path not in checkpoints:
+        steps = [str(checkpoint_step(each)) for each in checkpoints]
+        raise UsageError(
+            f"run {run.name} has no checkpoint of step {step}, only of {listed(steps) or 'none'}\n"
+            "  name one of these; checkpoint.at keeps the steps that it lists"
+        )
+    return path
 
 
 def select_runs(names: Sequence[str]) -> list[Path]:
@@ -151,6 +179,11 @@ def recipe_name(origin: Mapping[str, Any], run: str) -> str:
     if origin.get("grown_from") or origin.get("imported") or not name:
         return re.sub(r"-seed\d+(-\d+)?$", "", run)
     return Path(name).stem if name.endswith(".toml") else name
+
+
+def recipe_of_run(run: Path) -> str:
+    """Return the name of the recipe of a run's directory, as `recipe_name`."""
+    return recipe_name(read_origin(run), run.name)
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

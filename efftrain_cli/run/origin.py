@@ -34,6 +34,15 @@ class Parent(Part):
     names_text: bool | None = None
 
 
+class BranchPoint(Part):
+    """The checkpoint that a branch began with."""
+
+    parent: str
+    step: int
+    sha256: str
+    """Of the checkpoint's manifest."""
+
+
 class Origin(Record):
     """What could explain a difference between two runs; fields that no code reads are not named."""
 
@@ -50,6 +59,7 @@ class Origin(Record):
     data: OriginData | None = None
     imported: Parent | None = None
     grown_from: Parent | None = None
+    branch: BranchPoint | None = None
 
 
 def read_origin(path: Path) -> dict[str, Any]:
@@ -105,10 +115,14 @@ def check_not_orphaned(path: Path) -> None:
         CheckpointError: the run has a parent. The caller found no checkpoint.
     """
     origin = _read(path)
-    parent = origin.grown_from or origin.imported
-    if parent is not None:
-        came = f"the weights of {parent.run or parent.directory}"
+    source = ""
+    if origin.branch is not None:
+        source = origin.branch.parent
+    elif parent := origin.grown_from or origin.imported:
+        source = str(parent.run or parent.directory)
+    if source:
         raise CheckpointError(
-            f"run {path.name!r} began with {came}, and has no checkpoint: its weights are lost\n"
-            "  import or grow it again under another name; its rows can still be compared"
+            f"run {path.name!r} began with the weights of {source}, and has no checkpoint:"
+            " its weights are lost\n"
+            "  begin it again under another name; its rows can still be compared"
         )

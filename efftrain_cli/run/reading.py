@@ -138,7 +138,7 @@ def load_run(path: Path) -> Run:
         curve=curve,
         settings=computed_values(files.recipe),
         conditions=origin,
-        facts=facts_of(rows[own], curve[curve.step > grown_at], origin),
+        facts=facts_of(rows[own], curve[curve.step > grown_at], origin) | own_cost(rows, origin),
         series={name: thin(rows, name) for name in drawn if rows[name].notna().any()},
         opening=tuple(opening),
         notes=(*(note for note, holds in notes.items() if holds), *resume_notes(files.events)),
@@ -187,6 +187,15 @@ def grown_step(origin: Mapping[str, Any]) -> int:
     checkpoint = str(origin.get("grown_from.checkpoint"))
     digits = checkpoint.removeprefix("step-")
     return int(digits) if digits.isdigit() else -1
+
+
+def own_cost(rows: pd.DataFrame, origin: Mapping[str, Any]) -> dict[str, float]:
+    """Return the FLOPs that a branch has executed itself; all else counts its parent's too."""
+    step = origin.get("branch.step")
+    if step is None:
+        return {}
+    flops = rows.total_flops
+    return {"FLOPs of the branch": flops.max() - flops[rows.step <= step].max()}
 
 
 def status_of(files: small_files.SmallFiles, last: Mapping[str, Any]) -> str:

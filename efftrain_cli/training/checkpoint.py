@@ -108,7 +108,7 @@ def save(run: Run | None, state: TrainState, recipe: Recipe) -> float:
     except OSError as error:
         raise _not_saved(path, run, state, recipe, error) from None
     run.verified.add(path)
-    run.purge_checkpoints(recipe.checkpoint.keep)
+    run.purge_checkpoints(recipe.checkpoint.keep, recipe.checkpoint.at or ())
     seconds = time.monotonic() - start
     run.event("checkpoint", {"step": step, "seconds": seconds})
     return seconds

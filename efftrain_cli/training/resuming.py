@@ -288,7 +288,7 @@ def check_disk(folder: Path, recipe: Recipe, vocab_size: int, existing: int = 0)
     Raises:
         DiskError: with bytes needed and free.
     """
-    keep = recipe.checkpoint.keep
+    keep = recipe.checkpoint.most
     size = checkpoint_bytes(recipe, model_config(recipe, vocab_size))
     missing = keep + 1 - min(existing, keep)
     needed = missing * size * 11 // 10
@@ -297,7 +297,7 @@ def check_disk(folder: Path, recipe: Recipe, vocab_size: int, existing: int = 0)
         raise DiskError(
             f"{folder}: too little disk space: {missing} more checkpoints of {size:,} bytes,"
             f" and 10 % for rows and logs: {needed:,} bytes needed, {free:,} bytes free\n"
-            f"  make room, lower checkpoint.keep (now {keep}),"
+            f"  make room, lower checkpoint.keep (now {recipe.checkpoint.keep}),"
             " or set EFFTRAIN_RUNS to a folder on another disk"
         )
 

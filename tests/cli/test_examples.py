@@ -39,6 +39,7 @@ AT_TOY_LENGTH = {
     "train.compile=on": "train.compile=off",
     "gpt2-117m": "small",
     "online": "offline",
+    "small-seed1234@400": "small-seed1234@12",
 }
 
 
@@ -49,7 +50,7 @@ def test_the_examples_that_are_not_run_are_examples():
 def has_plan(example: str) -> bool:
     words = shlex.split(example)[1:]
     is_planned = {"--recipe", "--plan"} <= known_options(words)
-    return is_planned and not {"--resume", "--devices"} & {*words}
+    return is_planned and not {"--resume", "--from", "--devices"} & {*words}
 
 
 @pytest.mark.parametrize("example", filter(has_plan, EXAMPLES))
@@ -98,7 +99,7 @@ def test_examples_work_at_toy_length(example, home, tmp_path, zygote):
     if words[0] == "race" or "--jobs" in words:
         words.append("--plan")  # tests/study and tests/trials conduct them
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)
-    if words[0] == "pretrain" and "--resume" not in words:
+    if words[0] == "pretrain" and not {"--resume", "--from"} & {*words}:
         shutil.rmtree(tmp_path / "runs" / "small-seed1234")
     if words[:2] == ["runs", "rm"]:
         words.append("--yes")  # a terminal would ask
