@@ -55,6 +55,8 @@ def disk_error(error: OSError) -> DiskError | None:
     what = error.filename if isinstance(error.filename, str) else "standard output, or a file"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskError(f"{what}: the disk is full; make room and give the command again")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return DiskError(f"{what}: {error.strerror}\n  raise the limit that `ulimit -n` shows")
     return DiskError(
         f"{what}: {error.strerror}; check that it is mounted and that you may read and write it"
     )

@@ -125,7 +125,7 @@ def written_sizes(
         raise UsageError(
             f"{parameters:,} parameters hold no model: the smallest has {count:,},"
             f" with {vocab_size:,} tokens in the vocabulary\n"
-            "  raise --parameters, or set data.tokenizer=bpe:512"
+            f"  give --parameters {count} or more"
         )
     sizes = sizes_for(count, tokens_per_parameter)
     batch_size = max(1, round(sizes.batch_tokens / model.seq_len))

@@ -121,17 +121,22 @@ def _not_saved(
     recipe: Recipe,
     error: OSError,
 ) -> DiskError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return DiskError(f"{path}: {error.strerror}\n  raise the limit that `ulimit -n` shows")
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskError(
             f"{path}: {error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})."
             " Earlier checkpoints are untouched. Check that the disk is mounted, writable and sound"
         )
     needed = checkpoint_bytes(recipe, state.model.config)
+    free = free_bytes(run.path)
+    fix = f"make room, or lower checkpoint.keep (now {recipe.checkpoint.keep})"
+    if free >= needed:
+        # Another limit than that of bytes.
+        fix = "`df -i` shows a lack of inodes, `quota` a quota, `ulimit -f` a limit of file sizes"
     return DiskError(
-        f"{path}: the disk is full ({error.strerror}):"
-        f" {needed:,} bytes needed, {free_bytes(run.path):,} bytes free."
-        " Earlier checkpoints are untouched."
-        f" Make room, or lower checkpoint.keep (now {recipe.checkpoint.keep})"
+        f"{path}: {error.strerror}: {needed:,} bytes needed, {free:,} bytes free."
+        f" Earlier checkpoints are untouched\n  {fix}"
     )
 
 
