@@ -9,19 +9,29 @@ from typing import Annotated
 from typer import Option
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.options import Device, Devices, Overrides, RecipeOption, TableOrJson, share
+from efftrain_cli.cli.options import (
+    Device,
+    Devices,
+    Overrides,
+    RecipeArgument,
+    RecipeOption,
+    TableOrJson,
+    chosen_recipe,
+    share,
+)
 from efftrain_cli.foundation.errors import UsageError
 
 
 @app.command(
     rich_help_panel="This machine",
     examples=(
-        "efftrain bench --recipe small",
-        "efftrain bench --recipe gpt2-117m --device cuda --set train.compile=on",
+        "efftrain bench small",
+        "efftrain bench gpt2-117m --device cuda --set train.compile=on",
     ),
 )
 def bench(
-    recipe: RecipeOption,
+    recipe_argument: RecipeArgument = None,
+    recipe_option: RecipeOption = None,
     set_: Overrides = None,
     device: Device = "auto",
     devices: Devices = 1,
@@ -34,6 +44,7 @@ def bench(
     """Measure tokens/s, MFU, memory and the time of each phase of a step on this device."""
     from efftrain_cli.recipe.recipe import load_recipe
 
+    recipe = chosen_recipe(recipe_argument, recipe_option)
     loaded = load_recipe(recipe, set_ or [])
     # torch.profiler reports its own start and end on standard error, unless told before torch is
     # imported.

@@ -25,12 +25,33 @@ def share(device: str, devices: int) -> None:
         raise Exit(launch(devices, sys.argv[1:]))
 
 
-RECIPE = Option(
-    "--recipe",
-    help="Recipe name or path; `efftrain recipes list` shows all.",
-    autocompletion=recipe_names,
-)
-RecipeOption = Annotated[str, RECIPE]
+RecipeArgument = Annotated[
+    str | None,
+    Argument(
+        metavar="RECIPE",
+        help="Recipe name or path; `efftrain recipes list` shows all.",
+        autocompletion=recipe_names,
+    ),
+]
+RecipeOption = Annotated[
+    str | None, Option("--recipe", help="The same.", autocompletion=recipe_names)
+]
+
+
+def chosen_recipe(argument: str | None, option: str | None) -> str:
+    """Return the recipe that a command was given, as its argument or by --recipe.
+
+    Raises:
+        UsageError: there is none, or two.
+    """
+    if argument is not None and option is not None:
+        raise UsageError(f"two recipes: {argument} and --recipe {option}\n  leave one of them out")
+    recipe = argument if option is None else option
+    if recipe is None:
+        raise UsageError("no recipe\n  give one; `efftrain recipes list` shows all")
+    return recipe
+
+
 Overrides = Annotated[
     list[str] | None,
     Option(

@@ -7,14 +7,20 @@ from typing import Annotated, Literal
 from typer import Option
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.options import Overrides, Quiet, RecipeOption, TextOrJson
-
-
-@app.command(
-    rich_help_panel="Train", examples=("efftrain prepare --recipe small --set data.train=my.txt",)
+from efftrain_cli.cli.options import (
+    Overrides,
+    Quiet,
+    RecipeArgument,
+    RecipeOption,
+    TextOrJson,
+    chosen_recipe,
 )
+
+
+@app.command(rich_help_panel="Train", examples=("efftrain prepare small --set data.train=my.txt",))
 def prepare(
-    recipe: RecipeOption,
+    recipe_argument: RecipeArgument = None,
+    recipe_option: RecipeOption = None,
     set_: Overrides = None,
     verify_data: Annotated[
         Literal["lazy", "full"],
@@ -29,6 +35,7 @@ def prepare(
 
     from efftrain_cli.recipe.recipe import load_recipe
 
+    recipe = chosen_recipe(recipe_argument, recipe_option)
     loaded = load_recipe(recipe, list(set_ or []))  # a mistake in it is named at once
     from efftrain_cli.data import prepare as preparing
     from efftrain_cli.foundation.console import make_console, print_json

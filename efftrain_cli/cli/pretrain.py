@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from typer import Argument, Option
+from typer import Option
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.complete import recipe_names, run_names
-from efftrain_cli.cli.options import RECIPE, Device, Overrides, Quiet, Seed, share
+from efftrain_cli.cli.complete import run_names
+from efftrain_cli.cli.options import (
+    Device,
+    Overrides,
+    Quiet,
+    RecipeArgument,
+    RecipeOption,
+    Seed,
+    chosen_recipe,
+    share,
+)
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.launch import check_devices, should_log
@@ -18,8 +27,8 @@ from efftrain_cli.training.launch import check_devices, should_log
     rich_help_panel="Train",
     examples=(
         "efftrain pretrain small",
-        "efftrain pretrain --recipe small --set data.train=my.txt --seed 1",
-        "efftrain pretrain --recipe small-slw --plan",
+        "efftrain pretrain small --set data.train=my.txt --seed 1",
+        "efftrain pretrain small-slw --plan",
         "efftrain pretrain gpt2-117m --plan --assume 'H100 x 8 at 40%'",
         "efftrain pretrain --resume small-seed1234",
         "efftrain pretrain --resume small-seed1234 --set train.tokens=4M",
@@ -27,13 +36,8 @@ from efftrain_cli.training.launch import check_devices, should_log
     ),
 )
 def pretrain(
-    recipe_argument: Annotated[
-        str | None,
-        Argument(
-            metavar="RECIPE", help="Recipe name or path, as --recipe.", autocompletion=recipe_names
-        ),
-    ] = None,
-    recipe: Annotated[str | None, RECIPE] = None,
+    recipe_argument: RecipeArgument = None,
+    recipe_option: RecipeOption = None,
     set_: Overrides = None,
     name: Annotated[str | None, Option(help="Run name, by default RECIPE-seedSEED.")] = None,
     seed: Seed = None,
@@ -123,11 +127,6 @@ def pretrain(
         raise UsageError(
             "--assume plans for devices that are not here\n  add --plan, and no --format csv"
         )
-    if recipe is not None and recipe_argument is not None:
-        raise UsageError(
-            f"two recipes: {recipe_argument} and --recipe {recipe}\n  leave one of them out"
-        )
-    recipe = recipe or recipe_argument
     if devices is not None:
         check_devices(device, devices)
     overrides = list(set_ or [])
@@ -137,7 +136,7 @@ def pretrain(
         overrides.append("wandb.tensorboard=true")
     if resume is not None:
         given = {
-            "--recipe": recipe,
+            "--recipe": recipe_argument or recipe_option,
             "--name": name,
             "--seed": seed,
             "--plan": plan or None,
@@ -176,11 +175,6 @@ def pretrain(
             raise UsageError(
                 f"{option} only works with --resume\n  add --resume RUN, or leave it out"
             )
-    if recipe is None and from_ is None:
-        raise UsageError(
-            "no recipe and no run\n  give a recipe (`efftrain recipes list` shows all),"
-            " --resume RUN or --from RUN@STEP"
-        )
     if plan and from_ is not None:
         raise UsageError("--plan is of a run from step 1 on\n  leave --from out")
     from efftrain_cli.recipe import draft
@@ -195,11 +189,12 @@ def pretrain(
     if from_ is not None:
         checkpoint = find_checkpoint(from_)
         words = [f"at{checkpoint_step(checkpoint)}"]
-    if recipe is None:
-        assert checkpoint is not None
+    if checkpoint is not None and recipe_argument is None and recipe_option is None:
         parent = checkpoint.parent.parent
         recipe = str(parent / "recipe.toml")
         recipe_name = recipe_of_run(parent)
+    else:
+        recipe = chosen_recipe(recipe_argument, recipe_option)
     if recipe in run_names(recipe) and recipe not in draft.recipe_names():
         raise UsageError(
             f"{recipe} is a run, not a recipe\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from textwrap import wrap
@@ -15,7 +16,7 @@ from typer import Argument, Option
 from efftrain_cli.cli import complete
 from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.cli.options import Overrides, TextOrJson
-from efftrain_cli.foundation.console import print_folded, print_json, table_lines
+from efftrain_cli.foundation.console import human, print_folded, print_json, table_lines
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 
 if TYPE_CHECKING:
@@ -41,24 +42,49 @@ RecipeName = Annotated[
 ]
 
 
-@recipes.command("list", examples=("efftrain recipes list", "efftrain recipes list --format json"))
-def list_recipes(format: TextOrJson = "text") -> None:
-    """List every recipe that --recipe finds by name: those in ./recipes, then those that ship with
-    the program.
+@recipes.command("list", examples=("efftrain recipes list", "efftrain recipes list warmup"))
+def list_recipes(
+    word: Annotated[
+        str, Argument(metavar="[WORD]", help="List those with this word in name or summary.")
+    ] = "",
+    format: TextOrJson = "text",
+) -> None:
+    """List every recipe that --recipe finds by name, a line each: those in ./recipes, then those
+    that ship with the program.
 
     Parameters are counted without embeddings, budgets in tokens.
     """
     from efftrain_cli.recipe.draft import recipe_names
 
-    cards = list(map(summarize_recipe, recipe_names()))
+    cards = []
+    for card in map(summarize_recipe, recipe_names()):
+        if word.lower() in f"{card['name']} {card['summary']}".lower():
+            cards.append(card)
+    if word and not cards:
+        raise UsageError(f"no recipe has {word!r} in its name or summary\n  leave it out for all")
     cards.sort(key=lambda card: (not card["own"], card["name"]))
     if format == "json":
         print_json(cards)
         return
-    rows = []
+    longest = max(len(card["name"]) for card in cards)
+    print(f"{'recipe':{longest}}  parameters  tokens")
     for card in cards:
-        rows.append((card["name"], _numbers(card), card["mistake"] or card["summary"]))
-    print("\n".join(table_lines(("recipe", "", ""), rows)))
+        parameters = _number(card.get("parameters_without_embeddings"))
+        line = f"{card['name']:{longest}}  {parameters:>10}  {_number(card['tokens']):>6}"
+        print(_cut(f"{line}  {card['mistake'] or card['summary']}"))
+
+
+def _number(value: object) -> str:
+    """Return a count in short; as it is written if it is no number, "?" if there is none."""
+    return human(value) if isinstance(value, int | float) else str(value or "?")
+
+
+def _cut(line: str) -> str:
+    """Cut a line to the width of the terminal."""
+    columns = shutil.get_terminal_size().columns
+    if len(line) <= columns or not sys.stdout.isatty():
+        return line
+    return f"{line[: columns - 1]}…"
 
 
 @recipes.command(
@@ -66,7 +92,7 @@ def list_recipes(format: TextOrJson = "text") -> None:
     examples=(
         "efftrain recipes new mine --text my.txt",
         "efftrain recipes new mine --text my.txt --parameters 1M",
-        "efftrain recipes new large --base gpt2-117m",
+        "efftrain recipes new wide --base small --set model.n_embd=256",
     ),
 )
 def new_recipe(
@@ -100,7 +126,8 @@ def new_recipe(
     ] = 20,
     set_: Overrides = None,
 ) -> None:
-    """Write a recipe to begin with, commented, for your own text."""
+    """Write a recipe that builds on another and has only what differs; an edit of the base changes
+    both."""
     from efftrain_cli.foundation.files import write_whole
     from efftrain_cli.recipe.draft import is_path, shown_path
     from efftrain_cli.recipe.recipe import load_recipe
@@ -119,18 +146,14 @@ def new_recipe(
             "  give another name, or edit it"
         )
     overrides = list(set_ or [])
+    comments = {}
     if text is not None:
         overrides.append(f"data.train={json.dumps(str(text))}")
     keys = {override.partition("=")[0].strip() for override in overrides}
-    # On the text of a base of one's own, if it is here, the two can be compared.
-    if Path(str(load_recipe(base).data.train)).exists():
-        keys |= {"data.train", "data.valid_fraction"}
-    needs_text = keys.isdisjoint({"data.train", "data.sources"})
-    if needs_text:
-        overrides.append('data.train="my.txt"')
-    if "data.valid_fraction" not in keys:
+    if keys & {"data.train", "data.sources"} and not keys & {"data.valid", "data.valid_fraction"}:
         # A hundredth of a small text, the default, is too little to validate on.
         overrides.append("data.valid_fraction=0.05")
+        comments["data.valid_fraction"] = "or a text of its own: valid = FILE"
     sizes: list[Written] = []
     if text is not None or parameters is not None:
         sizes = _sizes(load_recipe(base, overrides), text, parameters, tokens_per_parameter)
@@ -139,16 +162,14 @@ def new_recipe(
         keys.add("optim.min_lr")
     sizes = [written for written in sizes if written.key not in keys]
     overrides = [*(f"{each.key}={json.dumps(each.value)}" for each in sizes), *overrides]
-    comments = {each.key: each.source for each in sizes}
+    comments |= {each.key: each.source for each in sizes}
     content = starter(name, base, overrides, comments)
     path.parent.mkdir(exist_ok=True)
     # A full disk leaves no part of it, which would be in the way of the next try.
     write_whole(path, content)
     print(f"{shown_path(path)} written, based on {base}; edit it, then")
-    if needs_text:
-        print_folded(f"  put your text into my.txt, or name it in data.train: {base}'s is not used")
-    print(f"  efftrain pretrain --recipe {name} --plan")
-    print(f"  efftrain pretrain --recipe {name}")
+    print(f"  efftrain pretrain {name} --plan")
+    print(f"  efftrain pretrain {name}")
     if START_OF_SWEEP in comments.get("optim.lr", ""):
         print_folded(
             "optim.lr is the start of a sweep: no law of the rate reaches below 5M parameters"
@@ -318,23 +339,3 @@ def summarize_recipe(name: str) -> dict[str, Any]:
         config = config_of(Model(**draft.values["model"]), 1)
         card["parameters_without_embeddings"] = inner_parameters(config)
     return card
-
-
-def _numbers(card: dict[str, Any]) -> str:
-    """Return layers x width, parameters, context, batch size and budget as one line of text.
-
-    "" for a recipe with a mistake. A value that is not a number is shown as it is written, a
-    missing one as "?".
-    """
-    from efftrain_cli.foundation.console import human
-
-    if card["mistake"]:
-        return ""
-    shown = {}
-    for key, value in card.items():
-        is_number = isinstance(value, int | float)
-        shown[key] = human(value) if is_number else str(value or "?")
-    return (
-        "{n_layer} x {n_embd}, {parameters_without_embeddings} parameters, context {seq_len}, "
-        "batch {batch_size}, {tokens} tokens"
-    ).format(**shown)

@@ -8,7 +8,15 @@ from typing import Annotated
 from typer import Option
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.options import Device, Devices, Overrides, Quiet, RecipeOption
+from efftrain_cli.cli.options import (
+    Device,
+    Devices,
+    Overrides,
+    Quiet,
+    RecipeArgument,
+    RecipeOption,
+    chosen_recipe,
+)
 from efftrain_cli.foundation.errors import UsageError
 
 WANTED = "key=value,value, the most wanted first."
@@ -18,13 +26,14 @@ WANTED = "key=value,value, the most wanted first."
     "tune-warmup",
     rich_help_panel="Train",
     examples=(
-        "efftrain tune-warmup --recipe unstable-slw --plan",
-        "efftrain tune-warmup --recipe gpt2-117m-slw --budget 10% --plan",
-        "efftrain tune-warmup --recipe unstable --duration optim.warmup_steps=15,60",
+        "efftrain tune-warmup unstable-slw --plan",
+        "efftrain tune-warmup gpt2-117m-slw --budget 10% --plan",
+        "efftrain tune-warmup unstable --duration optim.warmup_steps=15,60",
     ),
 )
 def tune_warmup(
-    recipe: RecipeOption,
+    recipe_argument: RecipeArgument = None,
+    recipe_option: RecipeOption = None,
     set_: Overrides = None,
     start: Annotated[
         str | None,
@@ -75,6 +84,7 @@ def tune_warmup(
     from efftrain_cli.trials.trial import parse_seeds
 
     settings = tuple(set_ or ())
+    recipe = chosen_recipe(recipe_argument, recipe_option)
     tokens = load_recipe(recipe, settings).train.tokens
     limit = math.inf if budget is None else parse_budget(budget, tokens)
     chosen = () if seeds is None else parse_seeds(seeds)

@@ -7,19 +7,27 @@ from typing import Annotated
 from typer import Option
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.options import Device, Devices, Overrides, RecipeOption
+from efftrain_cli.cli.options import (
+    Device,
+    Devices,
+    Overrides,
+    RecipeArgument,
+    RecipeOption,
+    chosen_recipe,
+)
 from efftrain_cli.training.launch import check_devices
 
 
 @app.command(
     rich_help_panel="This machine",
     examples=(
-        "efftrain verify-resume --recipe small",
-        "efftrain verify-resume --recipe small-slw --steps 8",
+        "efftrain verify-resume small",
+        "efftrain verify-resume small-slw --steps 8",
     ),
 )
 def verify_resume(
-    recipe: RecipeOption,
+    recipe_argument: RecipeArgument = None,
+    recipe_option: RecipeOption = None,
     set_: Overrides = None,
     device: Device = "auto",
     devices: Devices = 1,
@@ -35,6 +43,7 @@ def verify_resume(
     """
     from efftrain_cli.recipe.recipe import load_recipe
 
+    recipe = chosen_recipe(recipe_argument, recipe_option)
     loaded = load_recipe(recipe, set_ or [])  # before PyTorch is imported, which takes seconds
     if devices > 1:
         check_devices(device, devices)

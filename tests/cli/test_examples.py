@@ -30,7 +30,7 @@ NEEDS_THE_HUB = (
     "efftrain eval-zeroshot small-seed1234 --tasks blimp,my_task.yaml",
 )
 """Examples that download something; tests of the same commands with made data stand elsewhere."""
-MANY_RUNS = ("efftrain tune-warmup --recipe unstable --duration optim.warmup_steps=15,60",)
+MANY_RUNS = ("efftrain tune-warmup unstable --duration optim.warmup_steps=15,60",)
 """Examples that train many runs: tests/tune_warmup searches learning rates."""
 AT_TOY_LENGTH = {
     "train.tokens=4M": "train.tokens=4K",

@@ -52,10 +52,13 @@ def test_keys_of_other_trainers_are_recipe_keys():
             load_recipe("small", [f"{key}={value}"])
 
 
-def test_pretrain_takes_the_recipe_as_argument(efftrain):
-    by_argument = efftrain("pretrain small --plan --format json")
-    by_option = efftrain("pretrain --recipe small --plan --format json")
-    assert by_argument.stdout == by_option.stdout
-
-    both = efftrain("pretrain small --recipe small-slw --plan", code=2)
+@pytest.mark.parametrize(
+    "command", ["pretrain", "prepare", "bench", "tune-warmup", "verify-resume"]
+)
+def test_a_recipe_is_an_argument_or_an_option(efftrain, command):
+    """A mistake shows that the recipe was read, before anything is trained."""
+    for given in ("small", "--recipe small"):
+        assert "optim.lr = -1" in efftrain(f"{command} {given} --set optim.lr=-1", code=2).stderr
+    both = efftrain(f"{command} small --recipe small-slw", code=2)
     assert "two recipes: small and --recipe small-slw\n  leave one of them out" in both.stderr
+    assert "no recipe\n  give one" in efftrain(command, code=2).stderr
