@@ -9,7 +9,7 @@ from pathlib import Path
 
 from efftrain_cli.foundation.console import make_console, print_folded, say, silence, steady_output
 from efftrain_cli.foundation.errors import EfftrainError, StoppedError
-from efftrain_cli.foundation.signals import Stop, interruptible, stop_on_signals, stop_reason
+from efftrain_cli.foundation.signals import Stop, check_stop, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run import directory
@@ -160,10 +160,10 @@ def processes() -> Iterator[None]:
 
 @contextmanager
 def without_trace() -> Iterator[None]:
-    """Prepare the data and build the model inside; a stop meanwhile leaves nothing behind."""
+    """Prepare the data and build the model inside; a stop meanwhile trains nothing."""
     try:
-        with interruptible():
-            yield
+        yield
+        check_stop()
     except Stop:
         raise StoppedError(
             f"stopped by {stop_reason()} while data and model were prepared: no step was trained\n"

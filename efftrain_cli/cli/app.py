@@ -191,13 +191,11 @@ def run_app() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except OSError as error:
-        refused = (
-            UsageError(f"{error.strerror}: set TMPDIR")
-            if "usable temporary" in str(error)
-            else disk_error(error)
-        )
-        if refused is None:
+        if error.errno is None:  # a library's, not the system's
             raise
+        refused: EfftrainError = disk_error(error)
+        if "usable temporary" in str(error):
+            refused = UsageError(f"{error.strerror}: set TMPDIR")
         _say(f"error: {refused}")
         raise SystemExit(refused.exit_code) from None
 

@@ -84,9 +84,9 @@ def write_output(path: Path, text: str) -> None:
         else:
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        error.filename = str(path)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise disk_error(error) or error from None
+            error.filename = str(path)
+            raise disk_error(error) from None
         raise UsageError(f"--output {path}: {error.strerror or error}") from None
 
 

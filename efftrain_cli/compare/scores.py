@@ -49,7 +49,7 @@ def load_named_runs(names: Sequence[str]) -> tuple[list[Run], list[str]]:
     for path in select_runs(names):
         try:
             runs.append(load_scored_run(path))
-        except DataError as error:
+        except (DataError, OSError) as error:
             caveats.append(f"left out: {error}")
     if not runs:
         raise DataError("\n".join(caveats))

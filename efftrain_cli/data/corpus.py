@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.foundation.files import named_errors, sha256_of
+from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.foundation.records import Part as Fields
 from efftrain_cli.foundation.records import Record, read_record, text_digest, write_record
 
@@ -79,7 +79,7 @@ class ShardWriter:
                 " (ids from 0)\n  give files of a tokenizer that belong together"
             )
         content = ids.astype(dtype_for(self.vocab_size)).tobytes()
-        with named_errors(self._path):
+        with _named_errors(self._path):
             if self._file is None:
                 self._file = open(self._path, "wb")  # noqa: SIM115  closed by close()
                 self._hash = hashlib.sha256()
@@ -91,7 +91,7 @@ class ShardWriter:
         """Flush the open shard to disk; nothing happens if none is open."""
         if self._file is None:
             return
-        with named_errors(self._path), self._file as file:
+        with _named_errors(self._path), self._file as file:
             self._file = None
             file.flush()
             os.fsync(file.fileno())
@@ -219,6 +219,16 @@ class TokenShards:
             raise damaged(path, f"{stat.st_size:,} bytes where {expected:,} are expected")
         # The change time cannot be set back, as the modification time can.
         return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Name the file in an OSError that names none, as those of write and fsync."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def damaged(path: Path, what: str) -> DataError:

@@ -19,9 +19,9 @@ from typing import IO, Any
 
 from efftrain_cli.data.hub import no_field, open_dataset
 from efftrain_cli.data.sources import Source
-from efftrain_cli.foundation.bounds import LINE_BYTES
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.signals import check_stop
 
 _MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -99,6 +99,7 @@ class Reader:
 
         Raises:
             DataError: the source cannot be read, or a row is bad and `skip_bad` is not set.
+            Stop: a signal came.
         """
         if position:
             self.rows = position["rows"]
@@ -110,6 +111,7 @@ class Reader:
             read = self._records(position)
         try:
             for row in read:
+                check_stop()
                 self.rows += 1
                 self.tally.rows += 1
                 place = name if self.source.is_whole else f"{name}:{self.rows}"
@@ -140,15 +142,7 @@ class Reader:
             encoding = _encoding(file.peek(4))
             if encoding != "utf-8-sig":
                 lines = io.TextIOWrapper(file, encoding=encoding, newline="\n")
-            read_line = partial(lines.readline, LINE_BYTES)
-            for line in islice(iter(read_line, lines.read(0)), self.rows, None):
-                if len(line) == LINE_BYTES:
-                    raise DataError(
-                        f"{printable(self.source.name)}:{self.rows + 1}:"
-                        f" a line of {LINE_BYTES:,} bytes or more\n"
-                        "  write one record a line, or name the file .txt if it is one text"
-                    )
-                yield line
+            yield from islice(lines, self.rows, None)
 
     def _records(self, position: Position | None) -> Iterator[dict[str, Any]]:
         self._stream = open_dataset(self.source)

@@ -11,7 +11,6 @@ but the shards that were closed, from which a later start continues (`building`)
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -26,9 +25,10 @@ from efftrain_cli.data.split import Limits
 from efftrain_cli.data.tokenizer import bpe_size, tokenizer_files
 from efftrain_cli.foundation.console import human_seconds
 from efftrain_cli.foundation.errors import DataError, UsageError
-from efftrain_cli.foundation.files import fsync, open_to_write
+from efftrain_cli.foundation.files import fsync
 from efftrain_cli.foundation.progress import Report, show_progress
 from efftrain_cli.foundation.records import digest_of
+from efftrain_cli.foundation.signals import check_stop
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -179,12 +179,15 @@ def locked(folder: Path, tell: Report) -> Iterator[None]:
             "  set EFFTRAIN_CACHE to a writable folder"
         ) from error
     path = folder.with_name(f"{folder.name}.lock")
-    with os.fdopen(open_to_write(path, os.O_WRONLY), "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell("waiting for another process that prepares the same data", 0, None)
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                tell("waiting for another process that prepares the same data", 0, None)
+                check_stop()
+                time.sleep(0.2)
         yield
 
 

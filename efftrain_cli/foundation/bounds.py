@@ -16,5 +16,3 @@ RUNS = 10_000
 """Runs of a sweep or study; each has a folder."""
 MISTAKES = 100
 """Mistakes of a recipe that are told; more are counted."""
-LINE_BYTES = 64 << 20
-"""Bytes of a line of text: a damaged or hostile archive may hold one of any length."""

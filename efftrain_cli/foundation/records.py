@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import stat
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import pydantic_core
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from efftrain_cli.foundation.console import printable
@@ -28,7 +28,7 @@ def utc_now() -> str:
 class Part(BaseModel):
     """Fields inside a small file. Fields that this version does not know are kept."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Record(Part):
@@ -57,91 +57,43 @@ def read_record(path: Path, kind: type[R]) -> R:
         NewerFormatError: a newer efftrain wrote it.
         DamagedError: a field has a wrong type; the message names file and field.
     """
-    return check_record(path, read_json(path, kind.restore), kind)
+    return parse_record(path, read_small_text(path, kind.restore), kind)
 
 
-def write_record(path: Path, record: Record, first: bool = False) -> None:
-    """Write a file of one record, as `write_whole`."""
-    write_whole(path, json.dumps(record.to_json(), indent=1, allow_nan=False), first)
-
-
-def check_record(path: Path, values: object, kind: type[R]) -> R:
-    """Return the values of a file, or of one of its entries, as a record.
-
-    Raises:
-        NewerFormatError: a newer efftrain wrote it.
-        DamagedError: a field has a wrong type, or the file another format.
-    """
-    if not isinstance(values, dict):
-        raise damaged(path, "it holds no JSON object", kind.restore)
-    version = values.get("schema_version", kind.model_fields["schema_version"].get_default())
-    if type(version) is not int:
-        fault = "it has no schema_version; it was not written by efftrain, or is changed"
-        raise damaged(path, fault, kind.restore)
-    if version > kind.newest:
-        raise newer_format(path, version, kind.newest, values.get("efftrain"))
-    if version < kind.newest:
-        raise damaged(path, f"it has format {version}, not {kind.newest}", kind.restore)
+def parse_record(path: Path, text: str, kind: type[R]) -> R:
+    """Return the record of a file, or of one line of it; otherwise as `read_record`."""
     try:
-        return kind.model_validate(values)
+        version = Record.model_validate_json(text).schema_version
+        if version == kind.newest:
+            return kind.model_validate_json(text)
     except ValidationError as error:
         raise damaged(path, first_fault(error), kind.restore) from None
+    if version < kind.newest:
+        raise damaged(path, f"it has format {version}, not {kind.newest}", kind.restore)
+    raise NewerFormatError(
+        f"{path} has format {version}, this efftrain reads formats up to {kind.newest}\n"
+        "  update efftrain; nothing was changed"
+    )
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write a file of one record, as `write_whole`."""
+    write_whole(path, json.dumps(record.to_json(), indent=1, allow_nan=False))
 
 
 def first_fault(error: ValidationError) -> str:
     """Return "field: fault" of the first mistake, or the fault alone."""
     entry = error.errors(include_url=False)[0]
-    return ": ".join((*filter(None, [".".join(map(str, entry["loc"]))]), entry["msg"]))
-
-
-def newer_format(path: Path, version: object, newest: int, written_by: object) -> NewerFormatError:
-    """Return the error of a file in a format that this version does not know."""
-    by = f"efftrain {written_by}" if written_by else "another one"
-    return NewerFormatError(
-        f"{path} has format {version}, this efftrain reads formats up to {newest}."
-        f" It was written by {by}, which is newer: update efftrain. Nothing was changed"
-    )
+    field = ".".join(map(str, entry["loc"]))
+    return f"{field}: {entry['msg']}" if field else entry["msg"]
 
 
 def read_json(path: Path, restore: str = "") -> Any:
-    """Return the JSON value in a small file, with the errors of its reader and its parser."""
-    return parse_json(path, read_small_text(path, restore), restore)
-
-
-def parse_json(path: Path, text: str, restore: str) -> Any:
-    """Return the JSON value that a file holds.
-
-    Raises:
-        DamagedError: it is not JSON or nested too deeply, or a number is not finite or has more
-            than 63 bits.
-    """
+    """Return the JSON value in a small file; otherwise as `read_record`."""
     try:
-        values = json.loads(text)
-        wrong = _find_unusable_number(values, "")
-    except RecursionError:
-        raise damaged(path, "its values are nested too deeply", restore) from None
+        return pydantic_core.from_json(read_small_text(path, restore), allow_inf_nan=False)
     except ValueError as error:
-        raise damaged(path, str(error)[:200], restore) from None
-    if wrong:
-        raise damaged(path, f"{wrong}: not a number of at most 63 bits", restore)
-    return values
-
-
-def _find_unusable_number(value: object, field: str) -> str:
-    """Return the dotted name of the first number that `parse_json` does not accept, or ""."""
-    if isinstance(value, int) and value.bit_length() > 63:
-        return field
-    if isinstance(value, float) and not math.isfinite(value):
-        return field
-    if isinstance(value, list):
-        value = dict(enumerate(value))
-    if not isinstance(value, dict):
-        return ""
-    for key, entry in value.items():
-        wrong = _find_unusable_number(entry, f"{field}.{key}".removeprefix("."))
-        if wrong:
-            return wrong
-    return ""
+        raise damaged(path, str(error), restore) from None
 
 
 def digest_of(value: Any) -> str:
@@ -158,22 +110,16 @@ def read_small_text(path: Path, restore: str) -> str:
     """Return the text of an ordinary file of at most LARGEST bytes.
 
     Raises:
-        FileNotFoundError: there is no file.
-        DamagedError: it cannot be read, is larger, is not an ordinary file, or is not UTF-8.
+        OSError: it cannot be read.
+        DamagedError: it is larger, is not an ordinary file, or is not UTF-8.
     """
+    state = path.stat()
+    if not stat.S_ISREG(state.st_mode):
+        raise damaged(path, "it is not an ordinary file", restore)
+    if state.st_size > LARGEST:
+        raise damaged(path, f"it has {state.st_size:,} bytes", restore)
     try:
-        state = path.stat()
-        if not stat.S_ISREG(state.st_mode):
-            raise damaged(path, "it is not an ordinary file", restore)
-        if state.st_size > LARGEST:
-            raise damaged(path, f"it has {state.st_size:,} bytes", restore)
         return path.read_text("utf-8")
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise DamagedError(
-            f"{path} cannot be read: {error.strerror}. Make it readable, or restore it from a copy"
-        ) from None
     except UnicodeDecodeError as error:
         raise damaged(path, f"it is not UTF-8 text (byte {error.start})", restore) from None
 

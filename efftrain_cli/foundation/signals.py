@@ -1,8 +1,9 @@
-"""Stopping on SIGTERM, SIGHUP and Ctrl-C: a signal is noted, and acted on where nothing is torn.
+"""Stopping on SIGTERM, SIGHUP and Ctrl-C: a signal sets a flag, which is asked where nothing is
+torn.
 
 Training asks before each step and, in one process, between two micro-batches and two chunks of an
-evaluation; rows, updates and checkpoints are always finished. So a stop waits for the micro-batch,
-write or call into C that is under way.
+evaluation; a preparation asks between documents. Rows, updates and checkpoints are always finished.
+So a stop waits for the micro-batch, write or call into C that is under way.
 """
 
 from __future__ import annotations
@@ -23,10 +24,8 @@ SECOND_CTRL_C = 5.0
 STOPPABLE = ("pretrain", "tune-warmup", "race", "sweep", "study", "verify-resume")
 """Commands that a scheduler stops and requeues."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_noted: list[str] = []
-"""Names of the signals that have come, and other reasons to stop."""
-_abandonable: list[None] = []
-"""One entry if the work under way may be abandoned anywhere."""
+_asked = ""
+"""Name of the signal, or another reason, that asked to stop."""
 
 
 class Stop(BaseException):
@@ -36,11 +35,9 @@ class Stop(BaseException):
 
 def _note(number: int, frame: FrameType | None) -> None:
     name = signal.Signals(number).name
-    if name == "SIGINT" and name in _noted:
+    if name == "SIGINT" == _asked:
         _end(130)
-    _noted.append(name)
-    if _abandonable:
-        raise Stop
+    ask_to_stop(name)
 
 
 def _end(code: int) -> None:
@@ -107,6 +104,7 @@ def end_undisturbed() -> None:
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
     """Note signals inside, instead of ending the process. A second Ctrl-C ends it, with 130."""
+    global _asked
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -120,35 +118,28 @@ def stop_on_signals() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        _noted.clear()
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Do work that may be abandoned anywhere without leaving a trace.
-
-    Raises:
-        Stop: a signal came, now or earlier.
-    """
-    if _noted:
-        raise Stop
-    _abandonable.append(None)
-    try:
-        yield
-    finally:
-        _abandonable.pop()
-    if _noted:  # raised where exceptions are swallowed, such as a finalizer
-        raise Stop
+        _asked = ""
 
 
 def ask_to_stop(reason: str) -> None:
     """Stop as a signal would."""
-    _noted.append(reason)
+    global _asked
+    _asked = _asked or reason
 
 
 def stop_asked() -> bool:
     """Return whether a signal, or another reason, has asked this process to stop."""
-    return bool(_noted)
+    return _asked != ""
+
+
+def check_stop() -> None:
+    """Ask for a stop between two pieces of work.
+
+    Raises:
+        Stop: a signal came.
+    """
+    if _asked:
+        raise Stop
 
 
 def never() -> bool:
@@ -158,4 +149,4 @@ def never() -> bool:
 
 def stop_reason() -> str:
     """Return the first reason to stop; of another rank, only that it had one."""
-    return next(iter(_noted), "a signal to another process")
+    return _asked or "a signal to another process"

@@ -18,7 +18,7 @@ import torch
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import made_beside
-from efftrain_cli.foundation.records import parse_json, read_small_text
+from efftrain_cli.foundation.records import read_json
 from efftrain_cli.model.config import GPTConfig, pad_vocabulary, resize
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT
@@ -292,7 +292,7 @@ def read_hf_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     way = "name a directory as transformers' save_pretrained writes it"
     try:
-        keys = parse_json(path, read_small_text(path, way), way)
+        keys = read_json(path, way)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing\n  {way}") from None
     if not isinstance(keys, dict):

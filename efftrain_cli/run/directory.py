@@ -26,7 +26,6 @@ from pathlib import Path
 from efftrain_cli.foundation.environment import environment_folder
 from efftrain_cli.foundation.errors import (
     CheckpointError,
-    DataError,
     DiskError,
     UsageError,
     nearest,
@@ -42,7 +41,6 @@ from efftrain_cli.run.lines import Fields, JsonLines, Values, read_lines
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.metrics import all_rows, latest_rows
 from efftrain_cli.run.origin import read_origin, write_origin
-from efftrain_cli.run.small_files import unreadable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)[1-9])(\..*)?", re.IGNORECASE)
@@ -94,10 +92,6 @@ def run_names(root: Path | None = None) -> list[str]:
         return sorted(path.name for path in root.iterdir() if _is_run(path))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError as error:
-        raise DataError(
-            f"{root} cannot be read: {error.strerror}\n  make it readable, or set EFFTRAIN_RUNS"
-        ) from None
 
 
 def _is_run(path: Path) -> bool:
@@ -365,17 +359,11 @@ def checkpoint_step(path: Path) -> int:
 
 def checkpoints_of(run: Path) -> list[Path]:
     """List the run's checkpoints by step, oldest first, whether or not they are valid. A file or a
-    link is none.
-
-    Raises:
-        DataError: the folder cannot be read.
-    """
+    link is none."""
     folder = run / "checkpoints"
     try:
         paths = [path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name)]
         folders = [path for path in paths if path.is_dir() and not path.is_symlink()]
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise unreadable(folder, error) from None
     return sorted(folders, key=checkpoint_step)

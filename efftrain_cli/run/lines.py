@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.foundation.errors import DiskError
-from efftrain_cli.foundation.files import open_to_write, write_whole
+from efftrain_cli.foundation.files import write_whole
 
 Values = dict[str, Any]
 """Values by name, as JSON or TOML holds them: a row, an event, a recipe."""
@@ -154,7 +154,7 @@ class JsonLines:
         self.path = path
         self._beside = path.with_name(f"{path.name}.unwritten")
         """File for the lines that could not be written when this one was closed."""
-        self._file = open_to_write(path, os.O_RDWR | os.O_APPEND)
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         self._cut_torn_line()
         self._waiting: list[bytes] = []
         self._written = 0
@@ -178,7 +178,7 @@ class JsonLines:
 
     def _append_unwritten(self) -> None:
         """Append the lines that an earlier process left beside the file."""
-        if self._beside.is_file() and not self._beside.is_symlink():
+        if self._beside.is_file():
             self._waiting = self._beside.read_bytes().splitlines(keepends=True)
             if self._flush():
                 os.fsync(self._file)

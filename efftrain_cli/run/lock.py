@@ -8,43 +8,32 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import RunLockedError
-from efftrain_cli.foundation.files import open_to_write
 
 
-@dataclass(frozen=True)
-class RunLock:
-    """The ownership of a run directory, until it is closed."""
-
-    descriptor: int
-
-    def close(self) -> None:
-        """Release the lock."""
-        os.close(self.descriptor)
-
-
-def take_lock(path: Path) -> RunLock:
-    """Take the lock file of a run.
+def take_lock(path: Path) -> TextIO:
+    """Take the lock file of a run, which is its owner's until it is closed.
 
     Raises:
         RunLockedError: another process owns the run.
     """
-    descriptor = open_to_write(path, os.O_RDWR)
+    file = path.open("a+", encoding="utf-8", errors="replace")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
-        owner = os.pread(descriptor, 300, 0).decode(errors="replace") or "another process"
-        os.close(descriptor)
+        file.seek(0)
+        owner = file.read(300) or "another process"
+        file.close()
         raise RunLockedError(
             f"run {path.parent.name!r} is owned by {printable(owner)}\n"
             "  wait for it to end, or stop it with Ctrl-C"
         ) from None
     # On a full disk, the lock holds without its owner's name.
     with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
-    return RunLock(descriptor)
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), f"process {os.getpid()} on {os.uname().nodename}".encode())
+    return file

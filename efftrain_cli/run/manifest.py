@@ -57,6 +57,8 @@ def read_manifest(directory: Path) -> Manifest:
         return read_record(path, Manifest)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: the checkpoint is not complete") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
 
 
 def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> frozenset[str]:
@@ -89,7 +91,7 @@ def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> 
                         f"{directory / name} is damaged: its sha256 is not the one that was written"
                     )
         except OSError as error:
-            raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from None
+            raise CheckpointError(f"{error.filename}: {error.strerror}") from None
 
     # What else may be wrong with the progress is found where it is read.
     with contextlib.suppress(DamagedError):

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import CheckpointError, DataError
-from efftrain_cli.run.lines import Lines, Values, last_lines, parse, read_file, split_lines
-from efftrain_cli.run.small_files import unreadable
+from efftrain_cli.run.lines import Values, last_lines, parse, read_file, split_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +69,7 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
     """
     import numpy as np
 
-    lines = _read(run)
+    lines = read_file(run / "metrics.jsonl")
     arrays = _parse_columns(lines.texts, columns)
     segment = arrays["segment"]
     starts = np.append(0, np.cumsum(np.diff(segment) != 0))[: len(segment)]
@@ -110,7 +109,7 @@ def latest_rows(run: Path, until: float = math.inf) -> list[Values]:
 
 def all_rows(run: Path) -> list[Values]:
     """Return every row in file order, replaced ones too; refuse nothing, as `latest_rows`."""
-    return [row for row in map(parse, _read(run).texts) if row is not None]
+    return [row for row in map(parse, read_file(run / "metrics.jsonl").texts) if row is not None]
 
 
 def check_nothing_trained(run: Path) -> None:
@@ -173,14 +172,6 @@ def to_float(value: object) -> float:
     except OverflowError:
         return math.nan
     return number if math.isfinite(number) else math.nan
-
-
-def _read(run: Path) -> Lines:
-    path = run / "metrics.jsonl"
-    try:
-        return read_file(path)
-    except OSError as error:
-        raise unreadable(path, error) from None
 
 
 def _latest(steps: np.ndarray) -> np.ndarray:

@@ -160,7 +160,7 @@ def runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
         if name not in owned:
             try:
                 origin = read_origin(runs_root() / name)
-            except EfftrainError:
+            except (EfftrainError, OSError):
                 origin = {}
             owner = origin.get("study") or recipe_name(origin, name)
             by_recipe.setdefault(owner, []).append(name)

@@ -12,8 +12,6 @@ from pydantic import Field
 
 from efftrain_cli.data.sources import cache_root
 from efftrain_cli.foundation.environment import planned_device
-from efftrain_cli.foundation.errors import CheckpointError
-from efftrain_cli.foundation.files import open_to_write
 from efftrain_cli.foundation.records import Part, digest_of, utc_now
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.cost import likely_vocabulary
@@ -58,10 +56,9 @@ def digest_of_training(recipe: Recipe) -> str:
 
 def remember_rate(rate: Rate) -> None:
     """Keep a rate for later estimates on this machine, if the cache can be written."""
-    with contextlib.suppress(OSError, CheckpointError):
+    with contextlib.suppress(OSError):
         cache_root().mkdir(parents=True, exist_ok=True)
-        bench = open_to_write(cache_root() / "bench.jsonl", os.O_WRONLY | os.O_APPEND)
-        with os.fdopen(bench, "a", encoding="utf-8") as file:
+        with (cache_root() / "bench.jsonl").open("a", encoding="utf-8") as file:
             file.write(f"{rate.model_dump_json()}\n")
 
 

@@ -70,13 +70,6 @@ def read_recipe_values(path: Path) -> Values:
         raise damaged(file, str(error)[:200], RESTORE) from None
 
 
-def unreadable(path: Path, error: OSError) -> DataError:
-    """Return the error of a file or folder of a run that the system does not let us read."""
-    return DataError(
-        f"{path} cannot be read: {error.strerror}. Make it readable, or restore it from a copy"
-    )
-
-
 def read_events(path: Path) -> tuple[Values, ...]:
     """Return the events of a run, oldest first; torn and damaged lines are left out."""
     return tuple(cleaned(event) for event in read_lines(path / "events.jsonl"))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import DataError, UsageError
-from efftrain_cli.foundation.files import make_folder, open_to_write, write_whole
+from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.foundation.records import digest_of, read_json, text_digest
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.columns import AXES, COLUMNS, grouped
@@ -202,7 +202,7 @@ def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.
     folder = run / "wandb"
     make_folder(folder)
     # A file and no pipe: whoever waits for the end of our own output must not wait for wandb's.
-    with os.fdopen(open_to_write(folder / log, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+    with (folder / log).open("wb") as file:
         return subprocess.Popen(
             [*PROGRAM, "wandb-sync", str(run), "--follow", *options],
             stdin=subprocess.PIPE,

@@ -6,7 +6,6 @@ they compute, so a baseline is trained once for all its races.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -17,7 +16,7 @@ from efftrain_cli import __version__
 from efftrain_cli.compare.judge import Claim
 from efftrain_cli.foundation.environment import planned_device
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.foundation.files import make_folder, open_to_write, write_whole
+from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.recipe.recipe import flat_values, load_recipe
 from efftrain_cli.recipe.toml import flatten, toml_value
@@ -149,8 +148,7 @@ def count_race(plan: Plan) -> int:
     names = path.read_text("utf-8").split() if path.exists() else []
     if plan.name not in names:
         # One write: lines of races that begin at once do not mix.
-        descriptor = open_to_write(path, os.O_WRONLY | os.O_APPEND)
-        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8") as file:
             file.write(f"{plan.name}\n")
         names = path.read_text("utf-8").split()
     return names.index(plan.name) + 1

@@ -53,7 +53,7 @@ def register(path: Path, fixed: Mapping[str, Any]) -> Registration:
             values=values,
             looks=[],
         )
-        write_record(path, first, first=True)
+        write_record(path, first)
     registration = read_record(path, Registration)
     changed = changed_keys(registration, values)
     if changed:

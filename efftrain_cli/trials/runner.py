@@ -29,7 +29,7 @@ from efftrain_cli.foundation.errors import (
     StoppedError,
     UsageError,
 )
-from efftrain_cli.foundation.files import make_folder, open_to_write, write_whole
+from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.foundation.signals import SECOND_CTRL_C, describe_end, end_with
 from efftrain_cli.plan.cost import check_memory
 from efftrain_cli.plan.preview import summarize_plan
@@ -105,7 +105,7 @@ def launch(
     """Start a run's process. It is in a group of its own: Ctrl-C reaches it through us, once."""
     make_folder(log.parent)
     parent = os.getpid()
-    with os.fdopen(open_to_write(log, os.O_WRONLY | os.O_APPEND), "ab") as file:
+    with log.open("ab") as file:
         return subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,

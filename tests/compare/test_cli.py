@@ -237,7 +237,7 @@ def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(root, kind):
 def test_a_device_takes_a_comparison_and_a_folder_does_not(root):
     write_pair(root)
     cli(*WORDS, "-o", "/dev/null")
-    with pytest.raises(DiskError, match="/dev/full: the disk is full"):
+    with pytest.raises(DiskError, match="/dev/full: No space left"):
         cli(*WORDS, "-o", "/dev/full")
     with pytest.raises(UsageError, match="Is a directory"):
         cli(*WORDS, "-o", str(root))

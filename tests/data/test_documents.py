@@ -200,14 +200,6 @@ def test_a_thousandth_may_be_skipped_and_is_counted(tmp_path):
                 tally.check_skipped()
 
 
-def test_a_line_without_end_costs_bounded_memory(tmp_path, monkeypatch):
-    """F71, with the limit lowered."""
-    monkeypatch.setattr(documents, "LINE_BYTES", 1000)
-    path = tmp_path / "bomb.jsonl.gz"
-    path.write_bytes(gzip.compress(GOOD + b" " * 10_000_000 + b"\n" + GOOD))
-    assert f"{path}:2: a line of 1,000 bytes or more" in complaint(path)
-
-
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
 @pytest.mark.parametrize(
     "text, fraction, expected",

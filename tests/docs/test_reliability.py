@@ -32,7 +32,7 @@ UNMARKED = {
     ("F81", "tests/laws/test_ranks.py"): "stopping_and_continuing_moves_no_bit",
 }
 """Tests that do not name the fault that they inject, by fault and file."""
-GONE = {25, 88, 92}
+GONE = {25, 52, 71, 88, 92, 99, 100}
 """Numbers of faults of mechanisms that the package does not have."""
 
 

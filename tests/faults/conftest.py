@@ -14,7 +14,7 @@ import torch
 from typer.testing import Result
 
 from efftrain_cli.foundation.errors import EfftrainError
-from efftrain_cli.foundation.files import sha256_of
+from efftrain_cli.foundation.files import disk_error, sha256_of
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.manifest import MANIFEST, write_manifest
 from efftrain_cli.training.checkpoint import load_newest, save
@@ -82,6 +82,9 @@ def call(*words: str) -> tuple[int, str]:
     result: Result = invoke(*words)
     if isinstance(result.exception, EfftrainError):
         return result.exception.exit_code, str(result.exception)
+    if isinstance(result.exception, OSError):  # as the command line's own end
+        error = disk_error(result.exception)
+        return error.exit_code, str(error)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output

@@ -107,9 +107,7 @@ def test_a_damaged_origin_is_named_with_the_way_out(random_run, kind):
         code, message = call(*verb)
         assert code == 3, (verb, message)
         assert "origin.json" in message
-        assert any(word in message for word in ("Restore it", "was not written by efftrain")), (
-            message
-        )
+        assert "Restore it" in message, message
     assert contents(random_run.parent) == before
 
 
@@ -209,13 +207,11 @@ def test_a_run_that_may_not_be_read(tmp_path, monkeypatch):
     found = {entry.name: entry for entry in read_runs().itertuples()}
     assert (found["small-seed0"].status, found["small-seed1"].status) == ("finished", "unreadable")
     assert "Permission denied" in found["small-seed1"].problem
-    code, message = call("runs", "show", "small-seed1")
-    assert code == 3
-    assert "cannot be read: Permission denied. Make it readable" in message
-    monkeypatch.setattr(Path, "iterdir", refused(iterdir, [tmp_path.name]))
-    code, message = call("runs", "list")
-    assert code == 3
-    assert f"{tmp_path} cannot be read: Permission denied" in message
+    for words in (("runs", "show", "small-seed1"), ("runs", "list")):
+        code, message = call(*words)
+        assert code == 6
+        assert f"{tmp_path}" in message and ": Permission denied\n  make room, or" in message
+        monkeypatch.setattr(Path, "iterdir", refused(iterdir, [tmp_path.name]))
 
 
 # --- rows and events ------------------------------------------------------------------------------

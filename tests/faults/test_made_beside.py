@@ -16,7 +16,7 @@ import torch
 from efftrain_cli.convert import import_hf
 from efftrain_cli.export import export_run
 from efftrain_cli.foundation.errors import DiskError
-from efftrain_cli.foundation.files import disk_error, made_beside, temporary_beside, write_whole
+from efftrain_cli.foundation.files import disk_error, temporary_beside
 from efftrain_cli.grow.grow import grow_run
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
@@ -195,9 +195,7 @@ def test_a_failed_flush_or_rename_leaves_nothing_half_made(home, monkeypatch, ki
 
 def test_only_temporaries_of_ours_that_are_dead_are_removed(home):
     """F85: by name, process and machine, however old."""
-    runs, elsewhere = home / "runs", home / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "mine").write_text("mine")
+    runs = home / "runs"
     dead, machine = dead_process(), temporary_beside(runs / "x").name.partition("@")[2]
     foreign = [
         ".x.tmp",
@@ -210,7 +208,6 @@ def test_only_temporaries_of_ours_that_are_dead_are_removed(home):
         (runs / name).mkdir()
         (runs / name / "data").write_text("theirs")
         os.utime(runs / name, (1e9, 1e9))
-    (runs / f".linked.efftrain-{dead}@{machine}").symlink_to(elsewhere)
     ours = runs / f".old.efftrain-{dead}@{machine}"
     ours.mkdir()
     (ours / "data").write_text("half")
@@ -219,34 +216,3 @@ def test_only_temporaries_of_ours_that_are_dead_are_removed(home):
     assert not ours.exists()
     for name in foreign:
         assert (runs / name / "data").read_text() == "theirs", name
-    assert (elsewhere / "mine").read_text() == "mine"
-
-
-def test_leftovers_are_removed_before_something_new_is_made(tmp_path):
-    """F85: of a dead process beside it, and of an earlier try of this process in its own place."""
-    place = tmp_path / "made"
-    own = temporary_beside(place)
-    machine = own.name.partition("@")[2]
-    dead = tmp_path / f".other.efftrain-{dead_process()}@{machine}"
-    for left in (own, dead):
-        left.mkdir()
-        (left / "half").write_text("half")
-    with made_beside(place) as temporary:
-        assert list(tmp_path.iterdir()) == []
-        temporary.mkdir()
-    assert list(tmp_path.iterdir()) == [place] and not any(place.iterdir())
-
-
-def test_the_first_of_several_writers_wins(tmp_path):
-    write_whole(tmp_path / "plan.json", "mine", first=True)
-    with pytest.raises(FileExistsError) as raised:
-        write_whole(tmp_path / "plan.json", "theirs", first=True)
-    assert str(raised.value.filename) == str(tmp_path / "plan.json")
-    assert (tmp_path / "plan.json").read_text() == "mine"
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
-
-
-def test_an_imported_run_says_its_parent(home):
-    make_import(home)
-    origin = json.loads((home / "runs" / "made" / "origin.json").read_text())
-    assert origin["imported"]["directory"] == "hf"

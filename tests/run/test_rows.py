@@ -228,7 +228,7 @@ def test_empty_and_missing_files(tmp_path):
 
 @pytest.mark.parametrize(
     "version, word",
-    [(2, "newer"), (-1, "format -1"), (None, "schema_version"), (True, "schema_version")],
+    [(2, "update efftrain"), (-1, "format -1"), (None, "schema_version"), (True, "schema_version")],
 )
 def test_other_formats_are_refused_clearly(tmp_path, version, word):
     """F52."""
