@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,10 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, Any]:
     }
 
 
+@cache
 def package_commit() -> str | None:
     """Return the commit of the repository that this package runs from; None if it is installed
-    without one."""
+    without one. Later calls return the first one's."""
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / ".git").exists():
         return None

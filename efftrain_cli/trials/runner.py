@@ -13,10 +13,9 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from efftrain_cli.foundation.errors import (
     UsageError,
 )
 from efftrain_cli.foundation.files import make_folder, write_whole
-from efftrain_cli.foundation.signals import SECOND_CTRL_C, describe_end, end_with
+from efftrain_cli.foundation.signals import SECOND_CTRL_C, describe_end
 from efftrain_cli.plan.cost import check_memory
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.run.directory import run_path, runs_root
@@ -39,6 +38,7 @@ from efftrain_cli.run.names import MEMBERS
 from efftrain_cli.run.reading import ENDED, Run, load_run
 from efftrain_cli.run.stability import PROBE
 from efftrain_cli.training.launch import check_devices
+from efftrain_cli.trials.processes import Child, ForkServer, Launch, launch_cold
 from efftrain_cli.trials.trial import (
     Trial,
     check_comparable,
@@ -52,13 +52,6 @@ TICK = 0.1
 """Seconds between two looks at the processes."""
 STATUS_EVERY = 30.0
 """Seconds between two lines about the runs under way, where the output is not a terminal."""
-
-
-Child = subprocess.Popen[bytes]
-"""A process that trains a run."""
-Launch = Callable[[Sequence[str], Mapping[str, str], Path], Child]
-"""Starts a process from its command line, changes of the environment, and the file for its
-output."""
 
 
 @dataclass
@@ -76,10 +69,8 @@ def pretrain_arguments(
     device: str,
     devices: int = 1,
 ) -> list[str]:
-    """Return the command line that trains a trial."""
-    # -P: a random.py of the working folder is not Python's.
-    program = [sys.executable, "-P", "-m", "efftrain_cli"]
-    command = [*program, "pretrain", "--device", device]
+    """Return the arguments of `efftrain` that train a trial."""
+    command = ["pretrain", "--device", device]
     if devices > 1:
         command += ["--devices", str(devices)]
     if trial.until is not None:
@@ -95,26 +86,6 @@ def begin_arguments(trial: Trial) -> list[str]:
     for setting in trial.settings:
         options += ["--set", setting]
     return options
-
-
-def launch(
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    log: Path,
-) -> Child:
-    """Start a run's process. It is in a group of its own: Ctrl-C reaches it through us, once."""
-    make_folder(log.parent)
-    parent = os.getpid()
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            process_group=0,
-            preexec_fn=lambda: end_with(parent),
-        )
 
 
 def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
@@ -170,7 +141,8 @@ class TrialRunner:
     """Name of the study, race or sweep that the runs answer to; "": to their recipes'."""
     say: Callable[[str], None] = say
     """Prints one line."""
-    launch: Launch = launch
+    launch: Launch | None = None
+    """Starts the processes; None: by forks, where the system and the number of devices allow."""
 
     def __post_init__(self) -> None:
         check_devices(self.device, self.devices, self.jobs)
@@ -178,6 +150,11 @@ class TrialRunner:
             (place, {**changes, "EFFTRAIN_STUDY": self.study})
             for place, changes in environments(self.jobs, self.device)
         ]
+        if self.launch is None:
+            # macOS has fork, but its libraries do not work in a forked child.
+            can_fork = sys.platform == "linux" and self.devices == 1
+            server = ForkServer(self.folder / "logs" / "forkserver.log")
+            self.launch = server.launch if can_fork else launch_cold
         self._active: dict[int, _Slot] = {}
         self._elsewhere: dict[str, Trial] = {}  # another process trains them
         self._stopping: str | None = None
@@ -272,6 +249,7 @@ class TrialRunner:
             if trial.threshold is not None:
                 environment = {**environment, PROBE: str(trial.threshold)}
             log = self.folder / "logs" / f"{trial.name}.log"
+            assert self.launch is not None
             child = self.launch(
                 pretrain_arguments(
                     trial,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -121,29 +120,6 @@ def test_a_second_signal_during_the_save(lab, second):
     assert process.wait(30) == 75
     assert lab.checkpoints("cut")[-1] == "step-00000010"
     lab.call("runs", "verify", "cut")
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a process that its parent has died"
-)
-def test_the_runs_of_a_killed_sweep_are_asked_to_stop(tmp_path):
-    """F78: SIGKILL to the parent is SIGTERM to what it has started; what a run does then is F18."""
-    child = """
-import pathlib, signal, time
-signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path("asked").touch(), exit(75)))
-pathlib.Path("ready").touch()
-time.sleep(60)
-"""
-    parent = f"""
-import os, pathlib, signal, sys, time
-from efftrain_cli.trials.runner import launch
-launch([sys.executable, "-c", {child!r}], {{}}, pathlib.Path("log"))
-while not pathlib.Path("ready").exists():
-    time.sleep(0.01)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    python(parent, cwd=tmp_path, code=-signal.SIGKILL)
-    wait_until((tmp_path / "asked").exists, timeout=30)
 
 
 @pytest.mark.slow

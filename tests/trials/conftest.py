@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.trials import runner
-from tests.trials.stubs import TINY
+from tests.trials.stubs import write_recipes
 
 
 @pytest.fixture
@@ -18,11 +18,5 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(runner, "TICK", 0.0)
-    (tmp_path / "plain.toml").write_text(TINY)
-    (tmp_path / "warm.toml").write_text(
-        'base = "plain.toml"\n[seq_len_warmup]\nstart = 8\nsteps = 4\n'
-    )
-    words = [f"word{i % 97} and line{i % 31}" for i in range(4000)]
-    (tmp_path / "text.txt").write_text("\n".join(words))
-    (tmp_path / "valid.txt").write_text("\n".join(reversed(words[:800])))
+    write_recipes(tmp_path)
     return tmp_path

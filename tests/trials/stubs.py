@@ -38,6 +38,17 @@ every = 5
 """
 
 
+def write_recipes(folder: Path) -> None:
+    """Write two recipes that can be trained in a second, and their text."""
+    (folder / "plain.toml").write_text(TINY)
+    (folder / "warm.toml").write_text(
+        'base = "plain.toml"\n[seq_len_warmup]\nstart = 8\nsteps = 4\n'
+    )
+    words = [f"word{i % 97} and line{i % 31}" for i in range(4000)]
+    (folder / "text.txt").write_text("\n".join(words))
+    (folder / "valid.txt").write_text("\n".join(reversed(words[:800])))
+
+
 def plain(*seeds: int) -> list[Trial]:
     """Return trials of plain.toml."""
     return grid(["plain.toml"], seeds, [])

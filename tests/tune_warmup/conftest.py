@@ -45,7 +45,7 @@ def train_here(arguments: Sequence[str], environment: Mapping[str, str], log: Pa
     with pytest.MonkeyPatch.context() as patched:
         for name, value in environment.items():
             patched.setenv(name, value)
-        result = CliRunner().invoke(app, list(arguments[arguments.index("efftrain_cli") + 1 :]))
+        result = CliRunner().invoke(app, list(arguments))
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text(result.output)
     if isinstance(result.exception, EfftrainError):

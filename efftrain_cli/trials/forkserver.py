@@ -1,0 +1,193 @@
+"""A process that imports torch once and forks a child per trial, on Linux.
+
+`processes.ForkServer` starts it and is its client.
+
+`python -P -m efftrain_cli.trials.forkserver FD` serves the socket of that descriptor until its
+other end is closed; then it ends its children saved, and itself. A child sets what a new process
+would have: log, signals, variables, threads. Only what is read at import is the server's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+LARGEST = 1 << 20
+"""Bytes that a request may have."""
+TICK = 0.02
+"""Seconds between two looks at the children."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that schedulers send to every process: children get them from the parent alone, once."""
+MODULES = (
+    "torch",
+    "efftrain_cli.cli.pretrain",
+    "efftrain_cli.pretrain",
+    # Imported by functions that training calls.
+    "efftrain_cli.__main__",
+    "numpy.ma",
+    "rich.console",
+    "rich.progress",
+    "safetensors.torch",
+    "tokenizers",
+    "tomlkit",
+)
+"""What training imports."""
+
+
+def import_training() -> None:
+    """Import the training path. Run no tensor operation, after which a forked child hangs in
+    OpenMP, and ask CUDA nothing.
+
+    Raises:
+        RuntimeError: an import started a thread or CUDA.
+    """
+    for name in MODULES:
+        importlib.import_module(name)
+    from efftrain_cli.training.origin import package_commit
+
+    package_commit()  # children record the commit whose code they run
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1 or sys.modules["torch"].cuda.is_initialized():
+        raise RuntimeError(f"not safe to fork: {threads} threads, or CUDA is initialized")
+    # The collector would write to every object, and so copy each page that children share.
+    gc.collect()
+    gc.freeze()
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run `python -m efftrain_cli ARGUMENTS` in this process; return its exit code."""
+    sys.argv[1:] = arguments
+    try:
+        runpy.run_module("efftrain_cli", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+class Server:
+    """Forks a child per request, and writes the code of each into its pipe."""
+
+    def __init__(self, link: socket.socket) -> None:
+        # What was ignored (`nohup`) stays ignored in children.
+        self.handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOPS}
+        self.link = link
+        self.pid = os.getpid()
+        self.children: dict[int, tuple[int, int]] = {}
+        """Number of a request -> process number, and the pipe for its exit code."""
+        try:
+            import_training()
+            self.is_warm = True
+        except Exception:
+            traceback.print_exc()
+            self.is_warm = False
+
+    def serve(self) -> None:
+        """Serve until the other end is closed; then end the children saved, and wait for them."""
+        is_open = True
+        while is_open or self.children:
+            watched = [self.link] if is_open else []
+            if select.select(watched, [], [], TICK if self.children else None)[0]:
+                is_open = self.receive()
+            self.reap()
+
+    def receive(self) -> bool:
+        """Serve one request; return False if there will be no more."""
+        message, descriptors, _, _ = socket.recv_fds(self.link, LARGEST, 2)
+        if not message:
+            for pid, _ in self.children.values():
+                os.kill(pid, signal.SIGTERM)
+            return False
+        request = json.loads(message)
+        number = request["number"]
+        if descriptors:
+            self.start(request, *descriptors)
+        elif number in self.children:
+            # Only this loop reaps, so the process number is still this child's.
+            os.kill(self.children[number][0], request["signal"])
+        return True
+
+    def start(self, request: dict[str, Any], log: int, end: int) -> None:
+        """Fork the child of a request. A signal waits until the child has its own handlers."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self.become_trial(request, log)
+            self.children[request["number"]] = pid, end
+        except OSError as error:
+            os.write(log, f"error: cannot start a process: {error}\n".encode())
+            os.write(end, b"1")
+            os.close(end)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        os.close(log)
+
+    def reap(self) -> None:
+        """Report the children that have ended."""
+        for number, (pid, end) in list(self.children.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self.children[number]
+                with contextlib.suppress(BrokenPipeError):  # the parent was killed
+                    os.write(end, str(os.waitstatus_to_exitcode(status)).encode())
+                os.close(end)
+
+    def become_trial(self, request: dict[str, Any], log: int) -> NoReturn:
+        """Run a request in this forked process and end it."""
+        code = 1
+        try:
+            self.enter(request["environment"], log)
+            if not self.is_warm:
+                program = [sys.executable, "-P", "-m", "efftrain_cli"]
+                os.execv(sys.executable, [*program, *request["arguments"]])
+            code = run_command(request["arguments"])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(code)
+
+    def enter(self, environment: dict[str, str | None], log: int) -> None:
+        """Set what a new process would have: log, handlers, variables, threads."""
+        from efftrain_cli.foundation.signals import end_with
+
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        self.link.close()
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        end_with(self.pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        for name, text in environment.items():
+            if text is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = text  # CUDA_VISIBLE_DEVICES too: CUDA starts later
+        threads = environment.get("OMP_NUM_THREADS") or ""
+        if self.is_warm and threads.isdecimal() and int(threads):
+            sys.modules["torch"].set_num_threads(int(threads))
+
+
+def main() -> None:
+    link = socket.socket(fileno=int(sys.argv[1]))
+    link.set_inheritable(False)
+    Server(link).serve()
+
+
+if __name__ == "__main__":
+    main()

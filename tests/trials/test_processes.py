@@ -1,0 +1,217 @@
+"""Processes that train runs: forks of a warm process equal new interpreters, whatever ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.trials.processes import Child, ForkServer, Launch, launch_cold
+from tests.conftest import REPOSITORY, python, sets, typed
+from tests.fake_runs import read_jsonl, without_times
+from tests.launch import start_efftrain, wait_until
+from tests.trials.stubs import write_recipes
+from tests.wandb_files import read_history
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux")
+
+LONG = "train.tokens=1000000"
+
+
+class Place:
+    """A folder of recipes and runs, and a server that trains them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.server = ForkServer(folder / "server.log")
+
+    def start(
+        self, name: str, *settings: str, launch: Launch | None = None, line: str = "", **env: str
+    ) -> Child:
+        words = typed("pretrain", str(self.folder / "plain.toml"), "--name", name, "--no-probe")
+        words += [*typed(line), *sets(*settings)]
+        environment = {
+            "EFFTRAIN_RUNS": str(self.folder / "runs"),
+            "EFFTRAIN_CACHE": str(self.folder / "cache"),
+            "PYTHONPATH": str(REPOSITORY),
+            **env,
+        }
+        return (launch or self.server.launch)(words, environment, self.log(name))
+
+    def log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def rows(self, name: str) -> list[dict]:
+        path = self.folder / "runs" / name / "metrics.jsonl"
+        return [without_times(row) for row in read_jsonl(path)] if path.exists() else []
+
+    def weights(self, name: str) -> str:
+        checkpoints = self.folder / "runs" / name / "checkpoints"
+        file = max(checkpoints.glob("*/model.safetensors"))
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+
+    def process(self, name: str) -> int:
+        """The process that trains a run, once it does."""
+        wait_until(lambda: self.rows(name), timeout=60)
+        return int(re.findall(r"\d+", (self.folder / "runs" / name / "lock").read_text())[0])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("warm")
+    write_recipes(folder)
+    with contextlib.chdir(folder):
+        yield Place(folder)
+
+
+@pytest.mark.parametrize("settings", [(), ("train.batch_size=16", "train.dtype=bf16")])
+def test_a_fork_equals_a_new_process_to_the_bit(place, settings):
+    """Rows, weights and origin, with two threads where the server had one."""
+    kind = "b" if settings else "a"
+    names = [f"{kind}-forked", f"{kind}-new"]
+    for name, launch in zip(names, (None, launch_cold), strict=True):
+        threads = "2" if settings else "1"
+        assert place.start(name, *settings, launch=launch, OMP_NUM_THREADS=threads).wait() == 0
+    forked, new = names
+    assert place.weights(forked) == place.weights(new)
+    assert place.rows(forked) == place.rows(new) != []
+    origins = []
+    for name in names:
+        origin = json.loads((place.folder / "runs" / name / "origin.json").read_text())
+        origins.append({key: origin[key] for key in origin if key not in ("command", "started")})
+    origins[0].pop("sha256", None), origins[1].pop("sha256", None)
+    assert origins[0] == origins[1]
+
+
+def test_what_ends_a_fork_is_its_exit_code(place):
+    """A signal n is -n, as of a new process; 75 saved, 4 diverged, 2 usage, 1 a defect."""
+    killed = place.start("killed", LONG)
+    os.kill(place.process("killed"), signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    stopped = place.start("stopped", LONG)
+    place.process("stopped")
+    stopped.send_signal(signal.SIGTERM)
+    assert stopped.wait() == 75
+    early = place.start("early", LONG)
+    early.send_signal(signal.SIGTERM)
+    assert early.wait() in (75, -signal.SIGTERM)
+    settings = ["optim.lr=1e6", "optim.grad_clip=0", LONG]
+    assert place.start("diverged", *settings).wait() == 4
+    assert place.start("usage", "no.key=1").wait() == 2
+    assert place.start("defect", EFFTRAIN_PROBE="none").wait() == 1
+    assert "Traceback" in place.log("defect").read_text()
+    assert place.server.log.read_text() == ""
+
+
+def test_loggers_of_a_fork_end_with_it(place):
+    """wandb's files are whole, and none of its processes is left."""
+    pytest.importorskip("wandb")
+    pytest.importorskip("tensorboard")
+    child = place.start("logged", line="--wandb offline --tensorboard")
+    assert child.wait() == 0, place.log("logged").read_text()
+    run = place.folder / "runs" / "logged"
+    assert [row["_step"] for row in read_history(run / "wandb")] == [*range(11)]
+    assert list(run.rglob("events.out.tfevents*"))
+    children = f"/proc/{place.server.process.pid}/task/{place.server.process.pid}/children"
+    assert Path(children).read_text().split() == []
+
+
+def test_forks_of_a_killed_server_save(place):
+    server = ForkServer(place.folder / "killed-server.log")
+    child = place.start("orphan", LONG, launch=server.launch)
+    place.process("orphan")
+    server.process.kill()
+    assert child.wait() == -signal.SIGKILL
+    assert "saved" in place.log("orphan").read_text() and place.weights("orphan")
+    assert place.start("after", launch=server.launch).wait() == 0, "by a new server"
+
+
+@pytest.mark.parametrize("launch", ["launch_cold", "ForkServer(Path('server.log')).launch"])
+def test_a_killed_parent_leaves_no_process(tmp_path, launch):
+    """F78: whatever it started saves and ends."""
+    write_recipes(tmp_path)
+    words = ["pretrain", "plain.toml", "--name", "r", *sets(LONG)]
+    parent = f"""
+import os, signal
+from pathlib import Path
+from efftrain_cli.trials.processes import ForkServer, launch_cold
+child = {launch}({words}, {{}}, Path("log"))
+rows = Path("runs/r/metrics.jsonl")
+while not (rows.exists() and rows.read_text()):
+    assert child.poll() is None, Path("log").read_text()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    python(parent, cwd=tmp_path, code=-signal.SIGKILL)
+    wait_until(lambda: not _processes_in(tmp_path), timeout=60)
+    assert "stopped by SIGTERM" in (tmp_path / "log").read_text()
+
+
+def _processes_in(folder: Path) -> list[Path]:
+    """Processes that work in a folder and are no zombies."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                found.append(process)
+    return found
+
+
+HOOK = """
+import os, sys
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "torch":
+            with open(os.environ["IMPORTS"], "a") as file:
+                file.write(f"{os.getpid()}\\n")
+sys.meta_path.insert(0, Finder)
+"""
+THREAD = """
+import threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+"""
+
+
+def test_a_sweep_imports_torch_once(folder):
+    (folder / "hook").mkdir()
+    (folder / "hook" / "sitecustomize.py").write_text(HOOK)
+    process = start_efftrain(
+        folder,
+        *typed("sweep plain.toml warm.toml --seeds 0 --jobs 2 --device cpu"),
+        PYTHONPATH=f"{REPOSITORY}:{folder / 'hook'}",
+        IMPORTS=str(folder / "imports"),
+    )
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0 and "in final loss" in out, err
+    assert len((folder / "imports").read_text().split()) == 1
+
+
+def test_what_cannot_be_forked_is_started_anew(place):
+    """Something starts a thread in every Python here."""
+    hook = place.folder / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(THREAD)
+    log = place.folder / "threads.log"
+    launch = ForkServer(log).launch
+    child = place.start("anew", launch=launch, PYTHONPATH=f"{REPOSITORY}:{hook}")
+    assert child.wait() == 0, place.log("anew").read_text()
+    assert "not safe to fork: 2 threads" in log.read_text()
+
+
+@pytest.mark.slow
+def test_the_server_s_memory_stays_flat(place):
+    """100 forks, and no more open files."""
+    sizes = []
+    for _ in range(100):
+        assert place.start("plan", line="--plan").wait() == 0
+        process = Path("/proc") / str(place.server.process.pid)
+        size = re.findall(r"VmRSS:\s+(\d+) kB", (process / "status").read_text())[0]
+        sizes.append((int(size), len(list((process / "fd").iterdir()))))
+    assert sizes[-1][0] - sizes[0][0] < 2048 and sizes[-1][1] == sizes[0][1]
