@@ -409,6 +409,11 @@ class Prober:
         )
 
     @cached_property
+    def runner(self) -> TrialRunner:
+        """What trains the probes: one for all of them, whose process has imported PyTorch."""
+        return TrialRunner(self.folder, device=self.config.device, devices=self.config.devices)
+
+    @cached_property
     def unigram_loss(self) -> float:
         """Cross-entropy of the validation text by the training text's token frequencies, nats per
         token."""
@@ -446,9 +451,8 @@ class Prober:
         make_folder(folder)
         if not (folder / name / "checkpoints").exists():
             shutil.rmtree(folder / name, ignore_errors=True)  # it ended, and begins again
-        runner = TrialRunner(self.folder, device=self.config.device, devices=self.config.devices)
         with runs_in(folder):
-            runner.train([trial])
+            self.runner.train([trial])
         if probe.horizon > climb:  # nothing asks for more
             shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)
 
