@@ -34,7 +34,6 @@ MODULES = (
     "efftrain_cli.cli.pretrain",
     "efftrain_cli.pretrain",
     # Imported by functions that training calls.
-    "efftrain_cli.__main__",
     "numpy.ma",
     "rich.console",
     "rich.progress",

@@ -130,7 +130,7 @@ def test_forks_of_a_killed_server_save(place):
     place.process("orphan")
     server.process.kill()
     assert child.wait() == -signal.SIGKILL
-    assert "saved" in place.log("orphan").read_text() and place.weights("orphan")
+    assert "stopped by SIGTERM" in place.log("orphan").read_text() and place.weights("orphan")
     assert place.start("after", launch=server.launch).wait() == 0, "by a new server"
 
 
