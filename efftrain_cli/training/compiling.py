@@ -16,6 +16,7 @@ from torch import Tensor
 
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.plan.plan import accumulation_steps, micro_batch_multiple
 from efftrain_cli.recipe.recipe import Recipe
@@ -119,7 +120,11 @@ def by_shape(
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
                 torch._dynamo.maybe_mark_dynamic(tensor, 1)
         try:
-            return compiled(*arguments)
+            if dist.world_size() > 1:  # the others would wait for this rank
+                return compiled(*arguments)
+            # A compilation may take minutes, and changes nothing of the state.
+            with interruptible():
+                return compiled(*arguments)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             _note_fault(recipe, error)
             return function(*arguments)
