@@ -7,27 +7,27 @@ import sys
 from collections import Counter
 from types import FrameType
 
+import numpy as np
 import pytest
 
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.training.loop import train
 from tests.conftest import REPOSITORY
 from tests.laws.test_floors import imports_of, module_names
-from tests.resume_law import RandomTokens
-from tests.tiny import fresh
+from tests.tiny import fresh, windows_of
 
 PACKAGE = str(REPOSITORY / "efftrain_cli")
 WIDE = ("pretrain", "training.loop", "training.logbook", "training.session")
 """Modules in which many things meet."""
 
 
-def test_a_step_of_quickstart_makes_few_calls_in_few_files():
+def test_a_step_of_quickstart_makes_few_calls_in_few_files(tmp_path):
     """One micro-batch in fp32, `next` of `train`, no evaluation."""
     recipe = load_recipe(
         "quickstart", ["train.dtype=fp32", "train.batch_size=4", "train.tokens=1_000_000"]
     )
-    data = RandomTokens(recipe.model.seq_len)
-    steps = train(fresh(recipe), recipe, data, data.validation(1))  # type: ignore[arg-type]
+    data = windows_of(tmp_path, np.zeros(20_000), recipe.model.seq_len, seed=1)
+    steps = train(fresh(recipe), recipe, data, data.validation(1))
     for _ in range(3):
         next(steps)
     calls = Counter[str]()
