@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ from efftrain_cli.foundation.files import free_bytes, fsync, made_beside, sha256
 from efftrain_cli.foundation.records import Record, first_fault, read_record
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.foundation.tensors import Tensors, write_tensors
+from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.plan.cost import checkpoint_bytes
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import (
@@ -68,19 +70,72 @@ class Loaded(NamedTuple):
 # --- writing --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """A checkpoint that rank 0 is to write, of tensors that no step changes meanwhile."""
+
+    run: Run
+    path: Path
+    progress: Progress
+    recipe: Recipe
+    config: GPTConfig
+    files: Mapping[str, Tensors]
+    copied: torch.cuda.Event | None
+    """When the tensors are on the host; None: they are."""
+
+    def write(self) -> float:
+        """Write it, in any thread, and return the seconds it took.
+
+        Raises:
+            DiskError: the disk refuses; the checkpoints that exist are untouched and nothing
+                partial is left.
+        """
+        start = time.monotonic()
+        if self.copied is not None:
+            self.copied.synchronize()
+        try:
+            write(self.path, self.progress, dump_recipe(self.recipe), self.files)
+        except OSError as error:
+            raise _not_saved(self.path, self.recipe, self.config, error) from None
+        return time.monotonic() - start
+
+    def record(self, seconds: float) -> None:
+        """Note that it is written, and remove old ones."""
+        self.run.verified.add(self.path)
+        section = self.recipe.checkpoint
+        self.run.purge_checkpoints(section.keep, section.at or ())
+        self.run.event("checkpoint", {"step": self.progress.step, "seconds": seconds})
+
+
 def save(run: Run | None, state: TrainState, recipe: Recipe) -> float:
-    """Write a checkpoint of `state`, remove old ones, and return the seconds it took.
+    """Write a checkpoint of `state`, remove old ones, and return the seconds it took; otherwise as
+    `begin_save` and `Writing.write`."""
+    writing = begin_save(run, state, recipe)
+    if writing is None:
+        return 0.0
+    seconds = writing.write()
+    writing.record(seconds)
+    return seconds
+
+
+def begin_save(
+    run: Run | None,
+    state: TrainState,
+    recipe: Recipe,
+    host: Tensors | None = None,
+) -> Writing | None:
+    """Check `state`; return on rank 0 the checkpoint to write, unless it is written already.
 
     Args:
         run: on rank 0; None on the others.
+        host: memory of the copies that are made, so that steps may go on beside `Writing.write`;
+            kept from save to save. None: no copy is made.
 
     Raises:
         UnsoundError: a weight or moment is not finite; nothing is written.
         ReplicaError: the ranks' weights differ; nothing is written.
-        DiskError: the disk refuses, on rank 0; the checkpoints that exist are untouched and nothing
-            partial is left.
+        DiskError: the run's folder is lost, or the disk refuses, on rank 0.
     """
-    start = time.monotonic()
     step = state.progress.step
     tensors = state.weights() | state.optimizer.tensors() | state.in_flight
     wrong = nonfinite_tensors(tensors)
@@ -90,35 +145,62 @@ def save(run: Run | None, state: TrainState, recipe: Recipe) -> float:
     check_copies(state)
     model, optimizer, in_flight = state.whole()
     if run is None:
-        return 0.0
+        return None
 
     run.check_place()
     path = checkpoint_path(run.path, step)
     if path in run.verified:
-        return 0.0
-    files = {"optimizer.safetensors": optimizer, "model.safetensors": model}
-    if in_flight:
-        files["method.safetensors"] = in_flight
+        return None
     try:
         # A damaged checkpoint, or a foreign file: it is not this state.
         if os.path.lexists(path):
             run.set_aside(path)
         run.sync()
-        write(path, state.progress, dump_recipe(recipe), files)
     except OSError as error:
-        raise _not_saved(path, run, state, recipe, error) from None
-    run.verified.add(path)
-    run.purge_checkpoints(recipe.checkpoint.keep, recipe.checkpoint.at or ())
-    seconds = time.monotonic() - start
-    run.event("checkpoint", {"step": step, "seconds": seconds})
-    return seconds
+        raise _not_saved(path, recipe, state.model.config, error) from None
+    copied = None
+    # What ranks divide was gathered in host memory: a copy already.
+    if host is not None and state.division is None:
+        optimizer = copies_of(optimizer, host)
+        model = copies_of(model, host)
+        in_flight = copies_of(in_flight, {})  # other tensors in each step
+        if state.device.type == "cuda":
+            copied = torch.cuda.Event()
+            copied.record(torch.cuda.current_stream(state.device))
+    files = {"optimizer.safetensors": optimizer, "model.safetensors": model}
+    if in_flight:
+        files["method.safetensors"] = in_flight
+    return Writing(
+        run=run,
+        path=path,
+        progress=state.progress,
+        recipe=recipe,
+        config=state.model.config,
+        files=files,
+        copied=copied,
+    )
+
+
+def copies_of(tensors: Tensors, host: Tensors) -> Tensors:
+    """Copy tensors into host memory, pinned for those of a CUDA device, which may still be copying.
+
+    Args:
+        host: memory of earlier copies, used again; what is allocated is added.
+    """
+    copies = {}
+    for name, tensor in tensors.items():
+        buffer = host.get(name)
+        if buffer is None or buffer.shape != tensor.shape:
+            buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            host[name] = buffer
+        copies[name] = buffer.copy_(tensor, non_blocking=True)
+    return copies
 
 
 def _not_saved(
     path: Path,
-    run: Run,
-    state: TrainState,
     recipe: Recipe,
+    config: GPTConfig,
     error: OSError,
 ) -> DiskError:
     if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -128,15 +210,12 @@ def _not_saved(
             f"{path}: {error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})."
             " Earlier checkpoints are untouched. Check that the disk is mounted, writable and sound"
         )
-    needed = checkpoint_bytes(recipe, state.model.config)
-    free = free_bytes(run.path)
-    fix = f"make room, or lower checkpoint.keep (now {recipe.checkpoint.keep})"
-    if free >= needed:
-        # Another limit than that of bytes.
-        fix = "`df -i` shows a lack of inodes, `quota` a quota, `ulimit -f` a limit of file sizes"
+    needed = checkpoint_bytes(recipe, config)
     return DiskError(
-        f"{path}: {error.strerror}: {needed:,} bytes needed, {free:,} bytes free."
-        f" Earlier checkpoints are untouched\n  {fix}"
+        f"{path}: the disk is full ({error.strerror}):"
+        f" {needed:,} bytes needed, {free_bytes(path.parent.parent):,} bytes free."
+        " Earlier checkpoints are untouched."
+        f" Make room, or lower checkpoint.keep (now {recipe.checkpoint.keep})"
     )
 
 

@@ -12,11 +12,15 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
+
+import torch
 
 from efftrain_cli.foundation.console import harmless, say
 from efftrain_cli.foundation.errors import DiskError, DivergedError, UnsoundError
 from efftrain_cli.foundation.signals import ask_to_stop, stop_asked
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.generate import Sampling
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.run.directory import Run
@@ -49,6 +53,14 @@ READ_EVERY = 1.0
 """Seconds between two readings of records from a CUDA device: they wait for it."""
 
 
+def saves_beside(device: torch.device) -> bool:
+    """Return whether checkpoints are written beside the next steps, from a copy in host memory.
+
+    The cores of a CPU are busy with the steps, and its memory with the state.
+    """
+    return device.type == "cuda"
+
+
 class Logbook:
     """Writes a session's records to its run directory and shows them. One per session."""
 
@@ -67,6 +79,10 @@ class Logbook:
         self._pending: list[StepRecord] = []
         self._good = state.progress
         """After the last step whose loss and gradient were finite."""
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._host: Tensors | None = {} if saves_beside(session.device) else None
+        """Memory of the tensors that are saved while training goes on."""
+        self._writing: tuple[checkpoint.Writing, Future[float]] | None = None
         self._started = self._last_read = self._last_save = time.monotonic()
         self._checkpoint_seconds = 0.0
         self._named_seconds = 0.0
@@ -105,6 +121,8 @@ class Logbook:
         was not finite."""
         if self._run is None or self._screen is None:
             return
+        if self._writing is not None and self._writing[1].done():
+            self.finish_save()
         records = self._pending
         self._pending = []
         rows = read_records(self._state, self._session.recipe, records)
@@ -182,38 +200,64 @@ class Logbook:
     # --- all ranks ---
 
     def save(self, at_end: bool = False) -> None:
-        """Save the state.
+        """Save the state; on CUDA beside the next steps, at most one at a time, but `at_end`.
 
         A disk that refuses ends the run only `at_end`: going on may find room at the next save.
 
         Raises:
             DivergedError: a loss or gradient was not finite, and the state before it is saved; or a
                 weight, moment or validation loss was not, and nothing is saved.
-            ReplicaError: as `checkpoint.save`.
+            ReplicaError: as `checkpoint.begin_save`.
             DiskError: the disk refused, on rank 0.
         """
         self.flush()
+        before = time.monotonic()
+        self.finish_save()
         if self._state.nonfinite:
             self._raise_diverged()
         (fault,) = dist.gather_objects(self._fault)[:1]
         if fault:
             raise DivergedError(fault)
         try:
-            seconds = checkpoint.save(self._run, self._state, self._session.recipe)
+            writing = checkpoint.begin_save(
+                self._run, self._state, self._session.recipe, self._host
+            )
+            if writing is not None:
+                self._writing = writing, self._pool.submit(writing.write)
         except UnsoundError as error:
             self._raise_unsound(str(error))
         except DiskError as error:
-            assert self._run is not None
-            if at_end or self._run.gone:
-                raise
-            step = self._state.progress.step
-            self._run.event("save_failed", {"step": step, "reason": str(error)})
-            say(f"warning: not saved, training goes on. {error}")
-            seconds = 0.0
-        self._warn_of_saves(seconds)
+            self._note_refusal(error, self._state.progress.step, at_end)
+        if at_end or self._host is None:
+            self.finish_save(at_end)
+        self._warn_of_saves(time.monotonic() - before)
+
+    def finish_save(self, at_end: bool = False) -> None:
+        """Wait for the checkpoint that is being written, and record it.
+
+        Raises:
+            DiskError: as `save`.
+        """
+        if self._writing is None:
+            return
+        writing, written = self._writing
+        self._writing = None
+        try:
+            writing.record(written.result())
+        except DiskError as error:
+            self._note_refusal(error, writing.progress.step, at_end)
+
+    def _note_refusal(self, error: DiskError, step: int, at_end: bool) -> None:
+        """Record that the disk refused a checkpoint of rank 0, or end the run by it."""
+        assert self._run is not None
+        if at_end or self._run.gone:
+            raise error
+        self._run.event("save_failed", {"step": step, "reason": str(error)})
+        say(f"warning: not saved, training goes on. {error}")
 
     def _warn_of_saves(self, seconds: float) -> None:
-        """Count the seconds of a save; warn once if saving takes much of the time."""
+        """Count the seconds that a save held training up; warn once if that takes much of the
+        time."""
         now = time.monotonic()
         between = now - self._last_save
         self._checkpoint_seconds += seconds

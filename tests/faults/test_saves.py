@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.foundation.files import temporary_beside
@@ -183,6 +184,49 @@ def test_a_failed_save_leaves_nothing(run, monkeypatch):
         "step-00000010",
     ]
     assert step_of(newest_checkpoint(run)) == 10
+
+
+BESIDE = """
+import threading
+import efftrain_cli.training.checkpoint as checkpoint
+import efftrain_cli.training.logbook as logbook
+import efftrain_cli.training.loop as loop
+logbook.saves_beside = lambda device: True
+write, update = checkpoint.write, loop.update
+stepped = threading.Event()
+
+def late(path, *rest):
+    if path.name != "step-00000020":  # at the end no step follows
+        stepped.wait()
+        stepped.clear()
+    if path.name == "step-00000005":
+        raise OSError(28, "No space left on device")
+    return write(path, *rest)
+
+def updating(state, recipe, plan, loss):
+    columns = update(state, recipe, plan, loss)
+    if plan.step in (7, 12, 16):
+        stepped.set()
+    return columns
+
+checkpoint.write, loop.update = late, updating
+"""
+"""Checkpoints are written beside the steps, as on CUDA, and only after some of them; the first is
+refused by the disk."""
+
+
+def test_a_save_beside_the_steps_holds_the_state_before_them(lab):
+    recipe = lab.recipe(keep="4")
+    lab.train("whole", recipe=recipe)
+    lab.train(recipe=recipe, inject=BESIDE)
+    lab.assert_equal_runs("r", "whole", 20)
+    for step in (10, 15):
+        whole = lab.tensors("whole", step)
+        for name, tensor in lab.tensors("r", step).items():
+            assert torch.equal(tensor, whole[name])
+    assert [event["step"] for event in lab.events("r", "save_failed")] == [5]
+    assert [event["step"] for event in lab.events("r", "checkpoint")] == [10, 15, 20]
+    lab.call("runs", "verify", "r")
 
 
 STAGES = """stages=[{model={n_layer=1}, switch={rule="steps", value=2}}, {operators=["depth"]}]"""
