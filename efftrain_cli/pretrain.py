@@ -12,15 +12,13 @@ from efftrain_cli.foundation.errors import EfftrainError, StoppedError
 from efftrain_cli.foundation.signals import Stop, check_stop, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.run import directory
-from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
+from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, new_run, run_path, taken
 from efftrain_cli.training import dist, resuming
 from efftrain_cli.training.branch import Branch
 from efftrain_cli.training.checkpoint import load_newest, newest_recipe
 from efftrain_cli.training.logbook import Logbook
 from efftrain_cli.training.memory import memory_errors, peak_memory
 from efftrain_cli.training.origin import environment_of, keep_rate, origin_of
-from efftrain_cli.training.record import StepRecord
 from efftrain_cli.training.screen import check_extra, screen_of
 from efftrain_cli.training.segment import (
     accepted_recipe,
@@ -74,7 +72,7 @@ def start(
                 branch.begin(state, session.corpus)
             plan = plan_run(session, steps, state.progress)
         resuming.check_disk(run_path(name), recipe, session.corpus.vocab_size)
-        with new_run(name, session, recipe_name, branch) as run:
+        with begun_run(name, session, recipe_name, branch) as run:
             if run is not None:
                 run.event("start", environment_of(session))
                 segment = run.next_segment()
@@ -172,7 +170,7 @@ def without_trace() -> Iterator[None]:
 
 
 @contextmanager
-def new_run(
+def begun_run(
     name: str,
     session: Session,
     recipe_name: str,
@@ -186,7 +184,7 @@ def new_run(
     recipe = dump_recipe(session.recipe)
     if branch is not None:
         origin |= branch.origin
-    with directory.new_run(name, recipe, origin, session.corpus.tokenizer_path) as run:
+    with new_run(name, recipe, origin, session.corpus.tokenizer_path) as run:
         if branch is not None:
             branch.copy_into(run)
     with Run.open(name) as run:
@@ -277,8 +275,6 @@ def train_and_log(
         try:
             for record in records:
                 book.add(record)
-                if isinstance(record, StepRecord) and record.saves:
-                    book.save()
         except Stop:
             stopped = True
             state.model.zero_grad(set_to_none=True)

@@ -3,7 +3,8 @@ torn.
 
 Training asks before each step and, in one process, between two micro-batches and two chunks of an
 evaluation; a preparation asks between documents. Rows, updates and checkpoints are always finished.
-So a stop waits for the micro-batch, write or call into C that is under way.
+So a stop waits for the micro-batch, write or call into C that is under way. A compilation is
+abandoned.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _asked = ""
 """Name of the signal, or another reason, that asked to stop."""
 
+_is_abandonable = False
+"""Whether a signal ends the work under way."""
+
 
 class Stop(BaseException):
     """Training ends after the last finished step. Not an `Exception`, so that no handler takes it
@@ -38,6 +42,8 @@ def _note(number: int, frame: FrameType | None) -> None:
     if name == "SIGINT" == _asked:
         _end(130)
     ask_to_stop(name)
+    if _is_abandonable:
+        raise Stop
 
 
 def _end(code: int) -> None:
@@ -140,6 +146,23 @@ def check_stop() -> None:
     """
     if _asked:
         raise Stop
+
+
+@contextmanager
+def abandonable() -> Iterator[None]:
+    """Do long work that changes nothing before its end, and ends as soon as a signal comes.
+
+    Raises:
+        Stop: one came, now or earlier.
+    """
+    global _is_abandonable
+    check_stop()
+    _is_abandonable = True
+    try:
+        yield
+    finally:
+        _is_abandonable = False
+    check_stop()  # where exceptions are swallowed, as in a finalizer
 
 
 def never() -> bool:

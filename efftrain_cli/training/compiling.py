@@ -16,7 +16,7 @@ from torch import Tensor
 
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.foundation.signals import interruptible
+from efftrain_cli.foundation.signals import abandonable
 from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.plan.plan import accumulation_steps, micro_batch_multiple
 from efftrain_cli.recipe.recipe import Recipe
@@ -123,7 +123,7 @@ def by_shape(
             if dist.world_size() > 1:  # the others would wait for this rank
                 return compiled(*arguments)
             # A compilation may take minutes, and changes nothing of the state.
-            with interruptible():
+            with abandonable():
                 return compiled(*arguments)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             _note_fault(recipe, error)

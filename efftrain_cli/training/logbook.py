@@ -99,10 +99,15 @@ class Logbook:
         self.val_loss: float | None = None
         """Newest validation loss, nats per token."""
 
+    def add(self, record: StepRecord | GrowthRecord) -> None:
+        """Take one record; read, write and show what is due, and save the state if it is due."""
+        self._note(record)
+        if isinstance(record, StepRecord) and record.saves:
+            self.save()
+
     # --- rank 0 ---
 
-    def add(self, record: StepRecord | GrowthRecord) -> None:
-        """Take one record; read, write and show what is due."""
+    def _note(self, record: StepRecord | GrowthRecord) -> None:
         if self._run is None or self._screen is None:
             return
         if isinstance(record, GrowthRecord):
