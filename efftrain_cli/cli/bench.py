@@ -61,7 +61,7 @@ def bench(
         print_labelled,
     )
     from efftrain_cli.plan.preview import summarize_plan
-    from efftrain_cli.run.rates import Rate, remember_rate
+    from efftrain_cli.plan.rates import Rate, remember_rate
     from efftrain_cli.training import dist
     from efftrain_cli.training.session import check_ranks, choose_device
 

@@ -25,8 +25,8 @@ from efftrain_cli.plan.describe import LABEL, model_line, named_text, steps_line
 from efftrain_cli.plan.devices import PlannedDevice
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.plan.preview import assumptions, csv_lines, staged_warnings
+from efftrain_cli.plan.rates import measured_rate
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.run.rates import measured_rate
 
 if TYPE_CHECKING:
     from efftrain_cli.data.corpus import Corpus

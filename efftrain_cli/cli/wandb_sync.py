@@ -40,12 +40,12 @@ def wandb_sync(
 ) -> None:
     """Rebuild a clean Weights & Biases run from metrics.jsonl: each step once, the last write
     wins."""
-    from efftrain_cli.run import wandb as wandb_sync
     from efftrain_cli.run.names import find_run
+    from efftrain_cli.trackers import wandb as wandb_sync
 
     path = Path(run) if (Path(run) / "recipe.toml").is_file() else find_run(run)
     if tensorboard:
-        from efftrain_cli.run import tensorboard as board
+        from efftrain_cli.trackers import tensorboard as board
 
         folder, rows = board.write(path, follow)
         print(f"{rows:,} rows for TensorBoard; see them with: tensorboard --logdir {folder}")

@@ -154,7 +154,7 @@ class Building:
         elif path.exists():
             return load_tokenizer(path)
         else:
-            self.tell(f"training a tokenizer of {size:,} tokens", 0, None)
+            self.tell(f"training a tokenizer of {size:,} tokens", 0)
             tokenizer = train_tokenizer(size, self._sample())
         with made_beside(path) as beside:
             tokenizer.save(beside)
@@ -294,7 +294,7 @@ class Building:
             writer.add(ids)
             self._counts[f"{piece.side} bytes"] += len(piece.text.encode())
         writers = self._writers.values()
-        self.tell("tokens prepared", sum(writer.tokens for writer in writers), None)
+        self.tell("tokens prepared", sum(writer.tokens for writer in writers))
         if batch.place and any(writer.open_tokens >= SHARD_TOKENS for writer in writers):
             for writer in writers:
                 writer.close()
@@ -328,7 +328,7 @@ class Building:
                 for document in self._reader(source, Tally()).documents():
                     self._known.add(document.number)
         tokens = sum(writer.tokens for writer in self._writers.values())
-        self.tell(f"continuing after {tokens:,} tokens that an earlier start prepared", 0, None)
+        self.tell(f"continuing after {tokens:,} tokens that an earlier start prepared", 0)
 
     def _manifest(self) -> dict[str, Any]:
         tokenizer = self._tokenizer

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from efftrain_cli.data.building import Building
 from efftrain_cli.data.corpus import Corpus, open_corpus
-from efftrain_cli.data.sources import TextSources, cache_root, find_sources
+from efftrain_cli.data.sources import TextSources, find_sources
 from efftrain_cli.data.split import Limits
 from efftrain_cli.data.tokenizer import bpe_size, tokenizer_files
 from efftrain_cli.foundation.console import human_seconds
+from efftrain_cli.foundation.environment import cache_root
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.files import fsync
 from efftrain_cli.foundation.progress import Report, show_progress
@@ -158,8 +159,8 @@ def _progress(console: Console | None) -> Iterator[Report]:
 
         console = Console(quiet=True, force_terminal=False)
     started = time.monotonic()
-    heading = "preparing the data (once; the next run finds it in the cache)"
-    with show_progress(console, "preparing the data", 10.0, heading) as tell:
+    title = "preparing the data (once; the next run finds it in the cache)"
+    with show_progress(console, title, 10.0) as tell:
         yield tell
     console.print(f"data prepared in {human_seconds(time.monotonic() - started)}")
 
@@ -185,7 +186,7 @@ def locked(folder: Path, tell: Report) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                tell("waiting for another process that prepares the same data", 0, None)
+                tell("waiting for another process that prepares the same data", 0)
                 check_stop()
                 time.sleep(0.2)
         yield

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from efftrain_cli.foundation.environment import environment_folder, expanded
+from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import DataError
 
 if TYPE_CHECKING:
@@ -73,12 +73,6 @@ class TextSources:
     def has_hub(self) -> bool:
         """Whether a source is a dataset of the Hub."""
         return any(source.kind == "hub" for source in self.sources)
-
-
-def cache_root() -> Path:
-    """Return EFFTRAIN_CACHE, or efftrain in the user's cache folder."""
-    standard = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return environment_folder("EFFTRAIN_CACHE", f"{standard}/efftrain")
 
 
 def find_sources(data: Data) -> TextSources:

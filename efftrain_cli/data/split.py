@@ -124,7 +124,7 @@ def survey(data: Data, text: TextSources, tell: Report) -> Split:
             if document.number < 4 * share or documents <= 10_000:
                 numbers.append(document.number)
                 sizes.append(document.size)
-            tell("documents read", documents, None)
+            tell("documents read", documents)
     if not documents:
         return split
     tally.check_skipped()

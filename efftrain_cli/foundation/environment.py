@@ -87,6 +87,12 @@ def environment_folder(name: str, default: str) -> Path:
     return expanded(text, f"set {name} to a folder without ~")
 
 
+def cache_root() -> Path:
+    """Return EFFTRAIN_CACHE, or efftrain in the user's cache folder."""
+    standard = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return environment_folder("EFFTRAIN_CACHE", f"{standard}/efftrain")
+
+
 def expanded(text: str, way_out: str) -> Path:
     """Return a path with a leading ~ or ~user replaced by that user's home directory.
 

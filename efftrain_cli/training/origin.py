@@ -18,9 +18,9 @@ from efftrain_cli.data.tokenizer import bytes_per_target
 from efftrain_cli.foundation.console import printable, say
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.records import utc_now
+from efftrain_cli.plan.rates import FEWEST_STEPS, Rate, digest_of_training, remember_rate
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.metrics import last_row
-from efftrain_cli.run.rates import FEWEST_STEPS, Rate, digest_of_training, remember_rate
 from efftrain_cli.training import dist
 from efftrain_cli.training.precision import compute_dtype
 from efftrain_cli.training.session import Session

@@ -9,9 +9,9 @@ from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.run import tensorboard
 from efftrain_cli.run.directory import Run
-from efftrain_cli.run.wandb import followed
+from efftrain_cli.trackers import tensorboard
+from efftrain_cli.trackers.wandb import followed
 from efftrain_cli.training.display import TrainingDisplay
 
 

@@ -19,7 +19,6 @@ from efftrain_cli.plan.describe import (
 )
 from efftrain_cli.plan.preview import PlanSummary, staged_warnings
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.run.communication import communication
 from efftrain_cli.run.directory import Run
 from efftrain_cli.training import dist
 from efftrain_cli.training.precision import compute_dtype
@@ -95,8 +94,6 @@ def show_result(
     lines = [result_line(progress, loss, frequencies)]
     if not progress.step:
         lines = [f"result  not trained: val loss {loss:.4f} nats/token"]
-    if spent := communication(run.path):
-        lines.append(f"devices {spent}")
     print_labelled(console, lines, indent=LABEL)
     command = f'sample {run.name} --prompt "The"'
     if progress.tokens < session.recipe.train.tokens:

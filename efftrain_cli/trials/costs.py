@@ -9,10 +9,10 @@ from functools import cache
 from efftrain_cli.foundation.console import counted, human, human_seconds
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.plan.cost import disk_bytes
+from efftrain_cli.plan.rates import seconds_left
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.metrics import last_row
-from efftrain_cli.run.rates import seconds_left
 from efftrain_cli.run.reading import ENDED
 from efftrain_cli.trials.trial import Trial, state_of
 

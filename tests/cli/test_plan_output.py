@@ -14,7 +14,7 @@ import pytest
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.plan import devices
 from efftrain_cli.plan.devices import device_here
-from efftrain_cli.run.rates import Rate, remember_rate
+from efftrain_cli.plan.rates import Rate, remember_rate
 from tests.cli.test_names import NO_TORCH
 from tests.conftest import cli, python, sets
 from tests.fake_runs import write_run

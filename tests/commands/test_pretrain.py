@@ -17,8 +17,8 @@ from rich.console import Console
 
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.preview import summarize_plan
+from efftrain_cli.plan.rates import digest_of_training
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.run.rates import digest_of_training
 from efftrain_cli.training import dist, summary
 from tests.fake_runs import read_jsonl
 from tests.launch import Laboratory
@@ -130,7 +130,9 @@ def test_a_run_given_as_a_recipe_is_told_from_one(trained):
 
 def test_a_missing_extra_is_said_before_step_1(trained):
     """Exit code 2, and nothing is made or changed."""
-    inject = "import efftrain_cli.run.tensorboard as board; board.find_spec = lambda name: None"
+    inject = (
+        "import efftrain_cli.trackers.tensorboard as board; board.find_spec = lambda name: None"
+    )
     before = fingerprints(trained)
     new = trained.train("new", "--tensorboard", inject=inject, code=2)
     longer = "--tensorboard --set train.tokens=5120"

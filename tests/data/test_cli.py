@@ -136,11 +136,11 @@ def test_plain_lines_of_a_long_preparation(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("efftrain_cli.foundation.progress.time.monotonic", lambda: now[0])
     stream = io.StringIO()
-    with show_progress(Console(file=stream, highlight=False), "", 10.0, "a heading") as report:
-        report("training a tokenizer of 512 tokens", 0, None)
+    with show_progress(Console(file=stream, highlight=False), "a heading", 10.0) as report:
+        report("training a tokenizer of 512 tokens", 0)
         for number in range(1, 1001):
             now[0] += 0.3
-            report("bytes tokenized", number * 1000, 1_000_000)
+            report("bytes tokenized", number * 1000)
     lines = stream.getvalue().splitlines()
     assert lines[:2] == [
         "a heading",

@@ -74,6 +74,6 @@ def test_exit_codes():
     raised = {
         kind.exit_code
         for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, Exception)
+        if isinstance(kind, type) and issubclass(kind, errors.EfftrainError)
     }
     assert codes == raised | {0, FAILED, NOT_JUDGED, 130}

@@ -153,6 +153,7 @@ FLOORS = [
     ["recipe"],
     ["plan"],
     ["data", "run"],
+    ["trackers"],
     ["training", "zeroshot"],
     ["compare"],
     ["trials"],

@@ -17,11 +17,10 @@ from efftrain_cli.foundation.errors import (
     StoppedError,
     UsageError,
 )
-from efftrain_cli.plan import cost
+from efftrain_cli.plan import cost, rates
+from efftrain_cli.plan.rates import Rate, digest_of_training, remember_rate
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.run import rates
 from efftrain_cli.run.directory import run_path
-from efftrain_cli.run.rates import Rate, digest_of_training, remember_rate
 from efftrain_cli.trials import runner
 from efftrain_cli.trials.costs import Costs, costs_of
 from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments

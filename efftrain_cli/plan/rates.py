@@ -10,8 +10,7 @@ from statistics import median
 
 from pydantic import Field
 
-from efftrain_cli.data.sources import cache_root
-from efftrain_cli.foundation.environment import planned_device
+from efftrain_cli.foundation.environment import cache_root, planned_device
 from efftrain_cli.foundation.records import Part, digest_of, utc_now
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.cost import likely_vocabulary

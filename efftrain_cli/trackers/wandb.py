@@ -214,19 +214,12 @@ def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.
 
 
 def _said(run: Path, log: str) -> str:
-    """Return the last message that the child itself wrote; wandb's own are greetings mostly.
-
-    Its first line is not indented, all others are.
-    """
-    message: list[str] = []
+    """Return what the child itself wrote; wandb's own lines are greetings mostly."""
+    lines: list[str] = []
     with contextlib.suppress(OSError):
-        for line in (run / "wandb" / log).read_text(errors="replace").strip().splitlines():
-            if line.startswith("wandb: "):
-                continue
-            if not line.startswith(" "):
-                message = []
-            message.append(line)
-    return "\n".join(message).removeprefix("warning: ").removeprefix("error: ")
+        lines = (run / "wandb" / log).read_text(errors="replace").splitlines()
+    own = [line for line in lines if not line.startswith("wandb: ")]
+    return "\n".join(own).removeprefix("warning: ").removeprefix("error: ")
 
 
 def _init(
