@@ -4,6 +4,8 @@ Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084) tune a warmup by short probes ins
 probe is unstable if its validation perplexity rises above a threshold times its best so far.
 
  1. Probe training without the warmup, the control: if it is stable, no setting can be told apart.
+    Of a learning-rate warmup it is the shortest that is listed: without any, training is on the
+    plateau of token frequencies after a few steps, where nothing fluctuates.
  2. Take the first start that is stable while the learning rate warms up.
  3. From it, bisect for the first duration that is stable for a few learning-rate warmups.
 
@@ -123,7 +125,7 @@ class Candidates:
     first: int
     """Index of the duration that is probed first."""
     control: Setting
-    """The recipe without the warmup."""
+    """The recipe without the warmup; of a learning-rate warmup, the shortest listed."""
     climb: int
     """Steps of the learning-rate warmup: a start is seen for as long."""
     horizons: Sequence[int]
@@ -150,7 +152,7 @@ def search(candidates: Candidates, see: See) -> Iterator[Verdict]:
     Raises:
         BudgetError: by `see`; the verdicts so far have been yielded.
     """
-    control = judge(candidates, see, candidates.control, max(candidates.horizons))
+    control = judge(candidates, see, candidates.control, candidates.horizons[0])
     yield control
     if control.is_stable:
         return

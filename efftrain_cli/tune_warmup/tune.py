@@ -186,7 +186,7 @@ def result_lines(
             f" for {best.horizon:,} steps"
         )
     elif control.is_stable:
-        yield "found    nothing: stable without the warmup too"
+        yield f"found    nothing: {shown(control.setting)} is stable too"
     else:
         yield "found    nothing that is stable on all seeds and no worse than the control"
 
@@ -194,7 +194,7 @@ def result_lines(
 def advice(verdicts: Sequence[Verdict]) -> str:
     """Return what to do after a search that recommends nothing."""
     if verdicts and verdicts[0].is_stable:
-        return "train without the warmup, or raise optim.lr"
+        return f"train with {' '.join(verdicts[0].setting)}, or raise optim.lr"
     return "lower optim.lr, lengthen optim.warmup_steps, or give longer starts"
 
 
@@ -220,7 +220,9 @@ def find_candidates(config: TuneConfig, recipe: Recipe) -> Candidates:
     if config.start is not None:
         starts = settings_of("--start", config.start)
     section = durations[0][0].partition(".")[0]
-    control = "optim.warmup_steps=0" if section == "optim" else f"{section}=false"
+    control: Setting = (f"{section}=false",)
+    if section == "optim":
+        control = starts[0] + durations[0]
     horizons = []
     is_own = []
     for duration in durations:
@@ -233,7 +235,7 @@ def find_candidates(config: TuneConfig, recipe: Recipe) -> Candidates:
         starts=starts,
         durations=durations,
         first=is_own.index(True) if any(is_own) else len(durations) // 2,
-        control=(control,),
+        control=control,
         climb=climb,
         horizons=horizons,
         seeds=config.seeds or range(recipe.seed, recipe.seed + 3),
@@ -304,7 +306,7 @@ def plan_lines(config: TuneConfig, candidates: Candidates, recipe: Recipe) -> It
     durations = ", ".join(map(shown, candidates.durations))
     yield f"lengths  {durations}: {horizon:,} steps for the first, {shown(first)}"
     yield f"seeds    {', '.join(map(str, candidates.seeds))}: stable on all of them"
-    control = Probe(candidates.control, 0, max(candidates.horizons))
+    control = Probe(candidates.control, 0, candidates.horizons[0])
     own = Probe(candidates.starts[0] + first, 0, horizon)
     for what, probe in (("control", control), ("cost", own)):
         tokens = len(candidates.seeds) * tokens_of(config, probe)

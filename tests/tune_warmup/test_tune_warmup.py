@@ -48,7 +48,7 @@ def folder_of(name: str) -> Path:
 def test_a_search_leaves_receipts_and_a_recipe_that_is_a_child(config, capsys):
     folder = tune(config)
     receipts = lines(folder)
-    assert receipts[0]["setting"] == "optim.warmup_steps=0" and receipts[0]["unstable_at"]
+    assert receipts[0]["setting"] == "optim.lr=1e-1" and receipts[0]["unstable_at"]
     for receipt in receipts:
         assert (float(receipt["fluctuation"]) > 1.05) == bool(receipt["unstable_at"])
     assert len(list((folder / "probes").glob("*/metrics.jsonl"))) == len(receipts)
@@ -118,11 +118,11 @@ def test_a_stable_control_says_that_nothing_was_told_apart(config, capsys):
     from dataclasses import replace
 
     calm = replace(config, threshold=1e9, name="calm")
-    with pytest.raises(DivergedError, match="train without the warmup"):
+    with pytest.raises(DivergedError, match="train with optim.lr=1e-1, or raise"):
         tune(calm)
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("control  warmup_steps=0: stable on 2 seeds (loss ")
-    assert shown[1] == "found    nothing: stable without the warmup too"
+    assert shown[0].startswith("control  lr=1e-1: stable on 2 seeds (loss ")
+    assert shown[1] == "found    nothing: lr=1e-1 is stable too"
     assert len(lines(folder_of("calm"))) == 2
 
 
