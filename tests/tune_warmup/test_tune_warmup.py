@@ -118,7 +118,7 @@ def test_a_stable_control_says_that_nothing_was_told_apart(config, capsys):
     from dataclasses import replace
 
     calm = replace(config, threshold=1e9, name="calm")
-    with pytest.raises(DivergedError, match="train with optim.lr=1e-1, or raise"):
+    with pytest.raises(DivergedError, match=r"train with optim\.lr=1e-1, or raise"):
         tune(calm)
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("control  lr=1e-1: stable on 2 seeds (loss ")
