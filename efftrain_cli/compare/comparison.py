@@ -26,7 +26,7 @@ from efftrain_cli.compare.checks import (
 )
 from efftrain_cli.compare.figures import plots_of
 from efftrain_cli.compare.judge import Claim, Result, decide, judge
-from efftrain_cli.compare.ladder import gains_of
+from efftrain_cli.compare.ladder import Ladder, ladder_of
 from efftrain_cli.compare.measures import measures_of
 from efftrain_cli.compare.picture import Plot, draw_figure
 from efftrain_cli.foundation.errors import UsageError
@@ -56,8 +56,7 @@ class Comparison:
     changes: list[str]
     """Sentences: what an arm changed beside its own settings."""
     caveats: list[str]
-    gains: pd.DataFrame
-    """Compute-equivalent gains; empty if the baseline has one budget."""
+    ladder: Ladder
     alpha: float = 0.05
 
     @property
@@ -69,6 +68,11 @@ class Comparison:
     def results(self) -> pd.DataFrame:
         """The rows as a frame: what CSV, JSON and a notebook show."""
         return pd.DataFrame(self.rows)
+
+    @property
+    def gains(self) -> pd.DataFrame:
+        """The compute multipliers by size; empty if the baseline has one budget."""
+        return self.ladder.gains
 
     @property
     def settings(self) -> pd.DataFrame:
@@ -97,7 +101,7 @@ class Comparison:
     @property
     def plots(self) -> list[Plot]:
         """The figures, not drawn yet."""
-        return plots_of(self.arms, self.rows, self.gains)
+        return plots_of(self.arms, self.rows, self.ladder)
 
     def figures(self) -> list[Figure]:
         """Draw the curves, the differences and the gains, a matplotlib figure each."""
@@ -185,7 +189,8 @@ def compare(
     pairs = [pair_up(base, arm) for arm in others]
     caveats += find_unshared(pairs)
     results = []
-    for measure in measures_of(runs, target, maximize):
+    ladder = ladder_of(best_at_scales(every), base.first.arm)
+    for measure in measures_of(runs, target, maximize, ladder.logs):
         for each in pairs:
             result = judge(
                 each,
@@ -209,7 +214,7 @@ def compare(
         differences=differences_of(arms, {*varied, *varied_keys(every)}),
         changes=[change for change in changes if change],
         caveats=caveats,
-        gains=gains_of(best_at_scales(every), base.first.arm),
+        ladder=ladder,
         alpha=alpha,
     )
 

@@ -9,8 +9,9 @@ import pandas as pd
 
 from efftrain_cli.compare.arms import Arm
 from efftrain_cli.compare.judge import Result
+from efftrain_cli.compare.ladder import Ladder, trends_of
 from efftrain_cli.compare.picture import Plot, curve, joined
-from efftrain_cli.foundation.console import counted
+from efftrain_cli.foundation.console import counted, human
 from efftrain_cli.run.columns import Column
 from efftrain_cli.run.reading import DRAWN
 
@@ -26,11 +27,11 @@ POINTS = 200
 def plots_of(
     arms: Sequence[Arm],
     rows: Sequence[Result],
-    gains: pd.DataFrame,
+    ladder: Ladder,
 ) -> list[Plot]:
     """Return the figures: loss against tokens, FLOPs and seconds, differences, and gains."""
     plots = [curves_plot(arms, axis) for axis in AXES]
-    plots += [differences_plot(rows), gains_plot(gains)]
+    plots += [differences_plot(rows), losses_plot(ladder), gains_plot(ladder.gains)]
     for column in DRAWN:
         if column.by:
             plots += [family_plot(arm, column) for arm in arms]
@@ -151,28 +152,51 @@ def differences_plot(rows: Sequence[Result]) -> Plot:
     )
 
 
-def gains_plot(gains: pd.DataFrame) -> Plot:
-    """Return the compute-equivalent gain of each arm over the budgets."""
+def losses_plot(ladder: Ladder) -> Plot:
+    """Return the final losses of the ladder against FLOPs, with a fit per arm and size."""
     points = []
-    each_budget = gains[gains.budget.notna() & gains.gain.notna()]
-    ladders = each_budget.groupby(["arm", "size"])
-    for number, ((arm, _), rungs) in enumerate(ladders):
-        points.append(
-            curve(
-                number,
-                str(arm),
-                rungs.budget.to_numpy(),
-                rungs.gain.to_numpy(),
-                rungs.low.to_numpy(),
-                rungs.high.to_numpy(),
-            )
-        )
+    shown = ladder.points[ladder.points["size"].isin(ladder.gains["size"])]
+    for group, (arm, rungs) in enumerate(shown.groupby("arm")):
+        for line, (_, runs) in enumerate(rungs.groupby("size")):
+            fit = np.polyfit(np.log(runs.flops), runs.loss, 1)
+            ends = np.array([runs.flops.min(), runs.flops.max()])
+            points.append(curve(group, str(arm), ends, np.polyval(fit, np.log(ends)), line=line))
+        for line, run in enumerate(rungs.itertuples()):
+            points.append(curve(group, str(arm), [run.flops], [run.loss], line=-1 - line))
+    return Plot(
+        "ladder",
+        "Final loss against FLOPs: each run, and a fit per size",
+        joined(points),
+        "FLOPs",
+        "validation loss (nats/token)",
+        log="x",
+    )
+
+
+def gains_plot(gains: pd.DataFrame) -> Plot:
+    """Return the multiplier of each arm against the size, with intervals and their line."""
+    points = []
+    shown = gains[gains.why == ""]
+    trends = trends_of(gains)
+    for group, (arm, sizes) in enumerate(shown.groupby("arm")):
+        for line, gain in enumerate(sizes.itertuples()):
+            place = [gain.size] * 3
+            heights = [gain.low, gain.multiplier, gain.high]
+            points.append(curve(group, str(arm), place, heights, line=line))
+        trend = trends.get(str(arm))
+        if trend is not None:
+            ends = np.array([sizes["size"].min(), sizes["size"].max()])
+            doublings = np.log2(ends / ends[1])
+            heights = trend.largest[0] * np.exp(trend.slope * doublings)
+            points.append(curve(group, str(arm), ends, heights, line=-1))
     return Plot(
         "gains",
-        "Compute-equivalent gain",
+        "Compute multiplier by size: intervals of 95 %, and their line",
         joined(points),
-        "budget (tokens)",
-        "compute of the baseline / of the arm, at equal loss",
+        "parameters",
+        "FLOPs of the baseline / of the arm, at equal loss",
         log="x",
         levels=(1.0,),
+        include=(1.0,),
+        ticks={size: human(size) for size in shown["size"]},
     )

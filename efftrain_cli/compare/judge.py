@@ -29,6 +29,7 @@ Judged = Literal[
     "flops_to_match",
     "tokens_to_target",
     "flops_to_target",
+    "compute_multiplier",
 ]
 WITHIN = ("equivalent", "noninferior")
 """Outcomes whose interval is one-sided at the level on each side."""

@@ -1,22 +1,23 @@
-"""Compute-equivalent gains over budgets and sizes, and whether they hold as models grow.
+"""Compute multipliers over budgets and sizes, and whether they hold as models grow.
 
-The gain is the cost at which the baseline reaches an arm's loss, over the arm's own cost: 1.2 means
-that the baseline needs 20 % more. Every point is a run whose learning rate decayed over its own
-budget: in mid-schedule a method that leads may end behind.
+The multiplier is the cost at which the baseline reaches an arm's loss, over the arm's own cost: 1.2
+means that the baseline needs 20 % more. Every point is a run whose learning rate decayed over its
+own budget: in mid-schedule a method that leads may end behind.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from efftrain_cli.compare.arms import Arm
-from efftrain_cli.compare.inference import paired
+from efftrain_cli.compare.inference import Estimate, paired
+from efftrain_cli.foundation.console import human
 from efftrain_cli.recipe.schedules import has_end
 from efftrain_cli.run.reading import Run
 
@@ -24,48 +25,229 @@ LEVEL = 0.05
 FEWEST_SIZES = 4
 """Sizes that a statement about their trend needs."""
 FLAT = 0.05
-"""Change of the gain's logarithm per doubling of the size that counts as none."""
+"""Change of the multiplier's logarithm per doubling of the size that counts as none."""
+FURTHEST = 4
+"""Factor of the largest size up to which the line is extended."""
+NOT_IDENTIFIED = "not identified: the loss does not fall with cost beyond its noise"
+BEYOND = "a bound: the arm is beyond the baseline's budgets"
+TUNING = (
+    "these intervals leave out errors of tuning: with rates off by a sd of 0.05 in ln M,"
+    " one of 95 % covers 64 %"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """How far an arm's losses are shifted against the baseline's along the logarithm of cost."""
+
+    slope: float
+    """s: fall of the loss per unit of the logarithm of cost, mean of both arms and all seeds."""
+    noise: float
+    """sigma / s: standard deviation of a run's loss between seeds, over `slope`."""
+    logs: np.ndarray
+    """ln M of each seed, (n,)."""
+    why: str
+    """Why the multiplier is none or a bound; "" if it is neither."""
+
+    @property
+    def interval(self) -> tuple[float, float, float]:
+        """M and its t interval over the seeds; of a bound, the bound and what lies beyond it."""
+        estimate = paired(self.logs)
+        if self.why == NOT_IDENTIFIED:
+            return math.nan, math.nan, math.nan
+        if self.why:
+            bound = math.exp(estimate.mean)
+            return bound, *((bound, math.inf) if estimate.mean > 0 else (0.0, bound))
+        return exponentials(estimate.mean, estimate.half_width(LEVEL))
+
+
+def shift_of(
+    base: np.ndarray,
+    arm: np.ndarray,
+    base_cost: np.ndarray,
+    arm_cost: np.ndarray,
+) -> Shift:
+    """Return the shift of an arm at one size, by one slope that both arms and all seeds share.
+
+    As the slope is the mean of both arms', their curvature cancels to second order.
+
+    Args:
+        base, arm: final losses, nats per token, (seeds, budgets).
+        base_cost, arm_cost: logarithms of what the runs cost, (seeds, budgets).
+    """
+    falls = []
+    for losses, cost in ((base, base_cost), (arm, arm_cost)):
+        centred = cost - cost.mean(1, keepdims=True)
+        falls.append(-(centred * losses).sum(1) / np.square(centred).sum(1))
+    fall = paired(np.mean(falls, axis=0))
+    slope = fall.mean
+    variance = np.mean([losses.var(0, ddof=1) for losses in (base, arm)]) if len(base) > 1 else 0.0
+    logs = np.mean((base - arm) / slope + base_cost - arm_cost, axis=1)
+    why = ""
+    span = np.ptp(base_cost.mean(0))
+    if not fall.tail(slope) < LEVEL:
+        why = NOT_IDENTIFIED
+        logs = np.full_like(logs, math.nan)
+    elif abs(logs.mean()) > span:
+        why = BEYOND
+        logs = np.full_like(logs, math.copysign(span, logs.mean()))
+    return Shift(slope, math.sqrt(variance) / slope, logs, why)
+
+
+def exponentials(mean: float, half: float) -> tuple[float, float, float]:
+    """Return a value and the ends of its interval, from their logarithms."""
+    value, low, high = np.exp([mean, mean - half, mean + half])
+    return float(value), float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """The line through the logarithms of multipliers over the logarithm of the size."""
+
+    verdict: str
+    """fades, grows, holds or cannot tell: of the gain, or of the penalty if M < 1 at the largest
+    size."""
+    is_gain: bool
+    slope: float
+    """Change of ln M per doubling of the size."""
+    half: float
+    """Half the width of its interval of 90 %."""
+    largest: tuple[float, float, float]
+    """M at the largest size and its interval of 95 %."""
+    beyond: tuple[float, float, float]
+    """M at FURTHEST times the largest size and its prediction interval of 95 %."""
+
+
+def trend_of(sizes: np.ndarray, logs: np.ndarray) -> Trend:
+    """Judge ln M of each size by the residuals about their line.
+
+    By the seeds alone, every error of a size's tuning would be a trend: a flat truth is then called
+    one in 13 to 70 % of studies.
+
+    Args:
+        sizes: parameters, (n,), n >= FEWEST_SIZES.
+        logs: ln M, (n,).
+    """
+    doublings = np.log2(sizes)
+    line = stats.linregress(doublings, logs)
+    df = len(sizes) - 2
+    residuals = logs - line.intercept - line.slope * doublings
+    sd = math.sqrt(np.square(residuals).sum() / df)
+    centred = doublings - doublings.mean()
+
+    def at(doubling: float, new: int) -> tuple[float, float, float]:
+        leverage = (doubling - doublings.mean()) ** 2 / np.square(centred).sum()
+        se = sd * math.sqrt(new + 1 / len(sizes) + leverage)
+        estimate = Estimate(line.intercept + line.slope * doubling, len(sizes), se, df)
+        return exponentials(estimate.mean, estimate.half_width(LEVEL))
+
+    largest = at(doublings.max(), 0)
+    is_gain = largest[0] > 1
+    half = line.stderr * stats.t.isf(LEVEL, df)
+    verdict = "cannot tell"
+    if line.pvalue < LEVEL:
+        verdict = "grows" if (line.slope > 0) == is_gain else "fades"
+    elif abs(line.slope) + half < FLAT:
+        verdict = "holds"
+    return Trend(
+        verdict,
+        is_gain,
+        float(line.slope),
+        float(half),
+        largest,
+        at(doublings.max() + math.log2(FURTHEST), 1),
+    )
+
+
+# --- runs -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Gain:
-    """The gain of an arm at one size, at one budget or over all budgets."""
+    """The multipliers of an arm at one size."""
 
     arm: str
     size: float
     """Parameters of blocks and head."""
     budget: float
-    """Tokens; NaN for all budgets together."""
+    """Tokens of the longest runs."""
     seeds: int
-    gain: float
+    slope: float
+    noise: float
+    """As of `Shift`, in FLOPs."""
+    multiplier: float
+    """In FLOPs."""
     low: float
     high: float
-    slope: float
-    """Fall of the loss per unit of the logarithm of the cost, mean of both arms."""
+    tokens_multiplier: float
+    tokens_low: float
+    tokens_high: float
+    why: str
 
 
-def gains_of(arms: Iterable[Arm], base: str) -> pd.DataFrame:
-    """Return a row per `Gain` of every recipe; none if recipe `base` has no second budget.
+@dataclass(frozen=True, eq=False)
+class Ladder:
+    """Final losses over sizes and budgets, and what they come to."""
+
+    points: pd.DataFrame
+    """A row per run: arm, size, budget, seed, flops, tokens, loss."""
+    gains: pd.DataFrame
+    """A row per `Gain`; none if the baseline has one budget."""
+    logs: Mapping[tuple[str, int], float]
+    """(arm, seed) -> ln M in FLOPs at the largest size."""
+
+
+def ladder_of(arms: Iterable[Arm], base: str) -> Ladder:
+    """Return the ladder of every recipe against recipe `base`.
 
     Args:
         arms: one per recipe, size and budget.
     """
-    points = []
+    rows = []
     for arm in arms:
         for run in arm.runs:
             if run.status == "finished" and is_decayed(run):
-                cost = np.log(run.spent("flops"))
-                points.append([*arm.scale, run.seed, cost, run.final_loss])
-    columns = ["arm", "size", "budget", "seed", "cost", "loss"]
-    table = pd.DataFrame(points, columns=columns).dropna()
+                costs = [run.spent("flops"), run.spent("tokens")]
+                rows.append([*arm.scale, run.seed, *costs, run.final_loss])
+    columns = ["arm", "size", "budget", "seed", "flops", "tokens", "loss"]
+    points = pd.DataFrame(rows, columns=columns).dropna()
     gains = []
-    for size, rungs in table.groupby("size"):
+    logs = {}
+    for size, rungs in points.groupby("size"):
         theirs = rungs[rungs.arm == base]
-        for arm, ours in rungs[rungs.arm != base].groupby("arm"):
+        for name, ours in rungs[rungs.arm != base].groupby("arm"):
             both = theirs.merge(ours, on=["seed", "budget"])
-            if both.budget.nunique() > 1:
-                gains += gains_at(str(arm), float(size), both)
-    return pd.DataFrame(gains, columns=[each.name for each in fields(Gain)])
+            # A seed counts if it has all budgets.
+            wide = both.pivot(index="seed", columns="budget").dropna()
+            if both.budget.nunique() < 2 or wide.empty:
+                continue
+            shifts = {}
+            for cost in ("flops", "tokens"):
+                shifts[cost] = shift_of(
+                    wide.loss_x.to_numpy(),
+                    wide.loss_y.to_numpy(),
+                    np.log(wide[f"{cost}_x"].to_numpy()),
+                    np.log(wide[f"{cost}_y"].to_numpy()),
+                )
+            shift = shifts["flops"]
+            gains.append(
+                Gain(
+                    str(name),
+                    float(size),
+                    both.budget.max(),
+                    len(wide),
+                    shift.slope,
+                    shift.noise,
+                    *shift.interval,
+                    *shifts["tokens"].interval,
+                    shift.why,
+                )
+            )
+            # Sizes come in their order: the largest one stays.
+            for seed, log in zip(wide.index, shift.logs, strict=True):
+                logs[str(name), int(seed)] = float(log)
+    frame = pd.DataFrame(map(asdict, gains), columns=[each.name for each in fields(Gain)])
+    return Ladder(points, frame, logs)
 
 
 def is_decayed(run: Run) -> bool:
@@ -75,99 +257,67 @@ def is_decayed(run: Run) -> bool:
     return has_end(schedule) and decay == run.budget
 
 
-def gains_at(
-    arm: str,
-    size: float,
-    both: pd.DataFrame,
-) -> list[Gain]:
-    """Return the gains of an arm at one size: at each budget, and over all.
+# --- text -----------------------------------------------------------------------------------------
 
-    A lead in loss becomes a factor of cost by the slope of loss over the logarithm of cost. As the
-    slope is the mean of both arms', their curvature cancels to second order.
 
-    Args:
-        both: runs of baseline (x) and arm (y) by seed and budget.
-    """
-    slopes = []
-    for _, rungs in both.groupby("seed"):
-        if len(rungs) > 1:
-            base_slope = np.polyfit(rungs.cost_x, rungs.loss_x, 1)[0]
-            arm_slope = np.polyfit(rungs.cost_y, rungs.loss_y, 1)[0]
-            slopes.append(-(base_slope + arm_slope) / 2)
-    fall = paired(np.array(slopes))
-    slope = fall.mean
-    if not fall.tail(slope) < LEVEL:
-        # A loss that does not clearly fall says nothing about cost.
-        slope = math.nan
-    both["log"] = (both.loss_x - both.loss_y) / slope + both.cost_x - both.cost_y
-    gains = []
-    for budget, rungs in both.groupby("budget"):
-        gains.append(
-            gain_of(
-                arm,
-                size,
-                budget,
-                slope,
-                rungs.log,
-            )
+def gain_table(gains: pd.DataFrame) -> pd.DataFrame:
+    """Return the multipliers as text, a row per arm and size."""
+    rows = []
+    for gain in gains.itertuples():
+        rows.append(
+            {
+                "arm": gain.arm,
+                "parameters": human(gain.size),
+                "D/N": f"{gain.budget / gain.size:.3g}",
+                "seeds": str(gain.seeds),
+                "s": f"{gain.slope:.3f}",
+                "sigma/s": f"{gain.noise:.3f}",
+                "M in FLOPs": interval_text(gain.multiplier, gain.low, gain.high),
+                "M in tokens": interval_text(
+                    gain.tokens_multiplier, gain.tokens_low, gain.tokens_high
+                ),
+                "": gain.why,
+            }
         )
-    by_seed = both.groupby("seed").log.mean()
-    return [
-        *gains,
-        gain_of(
-            arm,
-            size,
-            math.nan,
-            slope,
-            by_seed,
-        ),
-    ]
+    table = pd.DataFrame(rows)
+    return table if gains.why.any() else table.drop(columns="", errors="ignore")
 
 
-def gain_of(
-    arm: str,
-    size: float,
-    budget: float,
-    slope: float,
-    logs: pd.Series,
-) -> Gain:
-    """Return a gain with its interval over the seeds, from its logarithm in each."""
-    estimate = paired(logs.to_numpy())
-    half = estimate.half_width(LEVEL)
-    gain, low, high = np.exp([estimate.mean, estimate.mean - half, estimate.mean + half])
-    return Gain(
-        arm,
-        size,
-        budget,
-        estimate.n,
-        gain,
-        low,
-        high,
-        slope,
-    )
+def interval_text(value: float, low: float, high: float) -> str:
+    """Return a multiplier and its interval, or a bound; "" for NaN."""
+    if math.isnan(value):
+        return ""
+    if math.isinf(high):
+        return f"> {value:.2f}x"
+    if not low:
+        return f"< {value:.2f}x"
+    return f"{value:.2f}x [{low:.2f}, {high:.2f}]"
+
+
+def trends_of(gains: pd.DataFrame) -> dict[str, Trend]:
+    """Return the trend of each arm with enough sizes; bounds do not count."""
+    trends = {}
+    for arm, sizes in gains[gains.why == ""].groupby("arm"):
+        if len(sizes) >= FEWEST_SIZES:
+            logs = np.log(sizes.multiplier.to_numpy())
+            trends[str(arm)] = trend_of(sizes["size"].to_numpy(), logs)
+    return trends
 
 
 def describe_trends(gains: pd.DataFrame) -> list[str]:
-    """Return a sentence per arm with enough sizes: its gain holds, fades, grows, or cannot tell.
-
-    The test is of the sizes about their line: by the seeds alone, every error of a size's tuning
-    would be a trend.
-    """
+    """Return a sentence per arm with enough sizes, and what the intervals leave out."""
     sentences = []
-    over_all = gains[gains.budget.isna() & gains.gain.notna()]
-    for arm, sizes in over_all.groupby("arm"):
-        if len(sizes) < FEWEST_SIZES:
-            continue
-        line = stats.linregress(np.log2(sizes["size"]), np.log(sizes.gain))
-        half = line.stderr * stats.t.isf(LEVEL, len(sizes) - 2)
-        trend = "cannot tell whether the gain holds"
-        if line.pvalue < LEVEL:
-            trend = "the gain grows" if line.slope > 0 else "the gain fades"
-        elif abs(line.slope) + half < FLAT:
-            trend = "the gain holds"
-        factor, low, high = np.exp([line.slope, line.slope - half, line.slope + half])
+    for arm, trend in trends_of(gains).items():
+        what = "gain" if trend.is_gain else "penalty"
+        words = f"the {what} {trend.verdict}"
+        if trend.verdict == "cannot tell":
+            words = f"cannot tell whether the {what} holds"
+        of_arm = gains[(gains.arm == arm) & (gains.why == "")]
+        size = of_arm["size"].max()
+        factor = interval_text(*exponentials(trend.slope, trend.half))
         sentences.append(
-            f"{arm}: {trend} over {len(sizes)} sizes;"
-            f" {factor:.3f}x per doubling of the size, 90 % [{low:.3f}, {high:.3f}]."
+            f"{arm}: {words} over {len(of_arm)} sizes; M changes {factor} (90 %) per doubling of"
+            f" the size; by the line {interval_text(*trend.largest)} at {human(size)} parameters,"
+            f" extended to {human(FURTHEST * size)} {interval_text(*trend.beyond)} (prediction)."
         )
-    return sentences
+    return [*sentences, f"note: {TUNING}"] if len(gains) else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -175,6 +175,18 @@ class Match(Cost):
         return self.missing if np.isnan(ratios).any() else other_schedules(pairs)
 
 
+class Multiplier(Match):
+    """The compute multiplier at the largest size: `read` takes a pair, and returns its ln M."""
+
+    missing = "not identified at the largest size"
+
+    def why_blank(self, pairs: Pairs) -> str:
+        """Return why there is no multiplier; "" if there is one."""
+        # Each of its runs decays over its own budget, whatever the schedule.
+        why = super().why_blank(pairs)
+        return why if why in ("no shared seed", self.missing) else ""
+
+
 def other_schedules(pairs: Pairs) -> str:
     """Return why costs on the way to a loss do not compare; "" if learning rates decay alike.
 
@@ -224,10 +236,12 @@ def measures_of(
     runs: Sequence[Run],
     target: float | None = None,
     maximize: bool = False,
+    logs: Mapping[tuple[str, int], float] = {},
 ) -> list[Measure]:
     """Return the measures of a comparison, in the order of its table.
 
     Args:
+        logs: see `Ladder.logs`.
         target: loss to reach, nats per token; None for costs to match a final loss alone.
         maximize: the final values are scores, of which the higher is better.
     """
@@ -265,6 +279,16 @@ def measures_of(
                     read,
                 )
             )
+    if logs:
+        title = "compute multiplier"
+        measures.append(
+            Multiplier(
+                "compute_multiplier",
+                title,
+                "x",
+                lambda _, run: logs.get((run.arm, run.seed), math.nan),
+            )
+        )
     titles: dict[str, float] = {}
     for run in runs:
         titles |= run.facts

@@ -12,7 +12,7 @@ import pandas as pd
 
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.judge import WITHIN, Result
-from efftrain_cli.compare.ladder import describe_trends
+from efftrain_cli.compare.ladder import describe_trends, gain_table
 from efftrain_cli.compare.picture import inline_svg
 from efftrain_cli.foundation.console import counted, human, human_seconds, table_lines
 from efftrain_cli.foundation.files import csv_text
@@ -229,7 +229,7 @@ def screen_lines(comparison: Comparison, details: bool) -> list[str]:
     """Return what a terminal shows: the answer first."""
     lines = sentences(comparison)
     lines += frame_lines(arm_table(comparison))
-    lines += frame_lines(comparison.gains)
+    lines += frame_lines(gain_table(comparison.gains))
     lines += describe_trends(comparison.gains)
     caveats = comparison.caveats
     if details:

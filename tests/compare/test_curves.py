@@ -7,10 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from efftrain_cli.compare.arms import group_runs
 from efftrain_cli.compare.comparison import compare
 from efftrain_cli.compare.curves import cost_to_reach, isotonic_fit, log_saving, smooth_end
-from efftrain_cli.compare.ladder import describe_trends, gains_of
 from efftrain_cli.compare.show import bound_text
 from tests.compare.known_runs import row_of
 from tests.compare.runs import make_arm, make_run
@@ -81,37 +79,6 @@ def test_a_ratio_under_a_decay_is_shown_as_a_bound():
 def test_costs_are_blank_where_schedules_differ(of_arm, why):
     row = pairs(**of_arm)
     assert math.isnan(row.estimate) and row.why == why and bound_text(row) == ""
-
-
-def rungs(multiplier: float, sizes=(1e5,), fade: float = 0.0):
-    """Losses 5 - 0.3 ln(cost): the arm needs 1 / multiplier of the baseline's cost."""
-    runs = []
-    for number, size in enumerate(sizes):
-        gain = math.log(multiplier) - fade * number
-        for seed in range(3):
-            for budget in (1000.0, 2000.0, 4000.0):
-                for arm, lead in (("base", 0.0), ("arm", 0.3 * gain)):
-                    noise = 0.001 * math.sin(seed + budget + len(arm) + size)
-                    final = 8 - 0.3 * math.log(budget * 6) - lead + noise
-                    runs.append(make_run(arm, seed, [6.0, final], tokens=budget, size=size))
-    return group_runs(runs)
-
-
-def test_a_ladder_turns_a_lead_in_loss_into_a_factor_of_compute():
-    gains = gains_of(rungs(1.5), "base")
-    over_all = gains[gains.budget.isna()].iloc[0]
-    assert len(gains) == 4 and over_all.gain == pytest.approx(1.5, rel=0.02)
-    assert over_all.low < over_all.gain < over_all.high
-    assert over_all.slope == pytest.approx(0.3, rel=0.02)
-
-
-def test_a_trend_needs_four_sizes():
-    sizes = (1e5, 2e5, 4e5, 8e5)
-    assert describe_trends(gains_of(rungs(1.5, sizes[:3]), "base")) == []
-    (holds,) = describe_trends(gains_of(rungs(1.5, sizes), "base"))
-    assert holds.startswith("arm: the gain holds over 4 sizes")
-    (fades,) = describe_trends(gains_of(rungs(1.5, sizes, fade=0.1), "base"))
-    assert fades.startswith("arm: the gain fades over 4 sizes; 0.90")
 
 
 def test_fewer_than_six_evaluations_show_no_cost():

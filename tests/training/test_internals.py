@@ -9,7 +9,7 @@ import torch
 
 from efftrain_cli.compare.arms import Arm
 from efftrain_cli.compare.figures import plots_of
-from efftrain_cli.compare.ladder import gains_of
+from efftrain_cli.compare.ladder import ladder_of
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.columns import series_of
@@ -176,7 +176,7 @@ COLUMNS = ("grad_norm_h.", "update_ratio_h.", "residual_rms_h.", "attention_logi
 LOGITS = {f"attention_logit_max_h.{number}" for number in range(4)}
 
 
-NO_GAINS = gains_of([], "A")
+NO_GAINS = ladder_of([], "A")
 
 
 def test_compare_and_wandb_draw_every_block(tmp_path):

@@ -1,0 +1,191 @@
+"""Compute multipliers by size, and what is said of them over sizes.
+
+Tables: ../shared/methods/ladder.md, section 4, which were simulated by another program.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from efftrain_cli.compare.arms import group_runs
+from efftrain_cli.compare.comparison import compare
+from efftrain_cli.compare.judge import Claim
+from efftrain_cli.compare.ladder import (
+    NOT_IDENTIFIED,
+    describe_trends,
+    gain_table,
+    ladder_of,
+    shift_of,
+    trend_of,
+)
+from tests.compare.known_runs import row_of
+from tests.compare.runs import make_run
+
+T2 = 4.302652729911275
+"""Two-sided 5 % point of t with 2 degrees of freedom."""
+COST = np.log([[1.0, 2.0, 4.0]] * 3)
+
+
+def test_a_shift_is_read_seed_by_seed_with_one_slope():
+    """Slopes .19, .2 and .21 of both arms, so s is .2; the arm leads by .2 of .1, .2 and .3, and
+    costs 2^(1/2) more."""
+    falls = np.array([[0.19], [0.2], [0.21]])
+    base = 3.0 - falls * (COST - COST.mean())
+    arm = base - 0.2 * np.array([[0.1], [0.2], [0.3]])
+    shift = shift_of(base, arm, COST, COST + math.log(2) / 2)
+    assert shift.slope == pytest.approx(0.2)
+    assert list(shift.logs) == pytest.approx([x - math.log(2) / 2 for x in (0.1, 0.2, 0.3)])
+    half = T2 * 0.1 / math.sqrt(3)
+    mean = 0.2 - math.log(2) / 2
+    ends = [mean, mean - half, mean + half]
+    assert shift.interval == pytest.approx(tuple(map(math.exp, ends)))
+    # Between seeds only the slopes differ: by .01 ln 2 at the outer budgets.
+    outer = 0.01 * math.log(2)
+    variance = (2 * outer**2 + 0) / 3
+    base_only = shift_of(base, base, COST, COST)
+    assert base_only.noise == pytest.approx(math.sqrt(variance) / 0.2)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "seeds", "half"),
+    [(0.01, 8, 0.034), (0.01, 3, 0.085), (0.02, 5, 0.094), (0.02, 3, 0.167), (0.06, 8, 0.200)],
+)
+def test_half_widths_are_those_of_the_table(sigma, seeds, half):
+    """Median half-width of the interval of ln M where s is .2 and budgets are .5, 1 and 2."""
+    draw = np.random.default_rng(1)
+    cost = np.log([[1.0, 2.0, 4.0]] * seeds)
+    widths = []
+    for _ in range(600):
+        base = 3.0 - 0.2 * cost + sigma * draw.normal(size=cost.shape)
+        arm = 2.95 - 0.2 * cost + sigma * draw.normal(size=cost.shape)
+        shift = shift_of(base, arm, cost, cost)
+        if not shift.why:
+            _, low, high = shift.interval
+            widths.append(math.log(high / low) / 2)
+    assert np.median(widths) == pytest.approx(half, rel=0.08)
+
+
+def test_a_loss_that_does_not_fall_identifies_nothing():
+    draw = np.random.default_rng(1)
+    base, arm = 3.0 + 0.02 * draw.normal(size=(2, *COST.shape))
+    shift = shift_of(base, arm, COST, COST)
+    assert shift.why == NOT_IDENTIFIED and np.isnan(shift.interval).all()
+
+
+def test_an_arm_beyond_the_budgets_has_a_bound():
+    """A lead of 2 in ln C, where the budgets span ln 4."""
+    base = 3.0 - np.array([[0.19], [0.2], [0.21]]) * COST
+    assert shift_of(base, base - 0.4, COST, COST).interval == (pytest.approx(4), 4, math.inf)
+    assert shift_of(base, base + 0.4, COST, COST).interval == (pytest.approx(0.25), 0, 0.25)
+
+
+SIZES = 1e5 * 2.0 ** np.arange(4)
+
+
+def logs_of(at_largest: float, slope: float, residual: float) -> np.ndarray:
+    """ln M on a line over four sizes, but for residuals (1, -1, -1, 1), which move no line."""
+    return at_largest + slope * np.arange(-3, 1) + residual * np.array([1, -1, -1, 1])
+
+
+def test_the_line_and_its_intervals():
+    """Residual sd r sqrt 2; Sxx is 5; the largest size lies 1.5 doublings from the mean, four times
+    it 3.5."""
+    trend = trend_of(SIZES, logs_of(0.5, -0.1, 0.01))
+    sd = 0.01 * math.sqrt(2)
+    assert trend.slope == pytest.approx(-0.1)
+    assert trend.half == pytest.approx(2.919986 * sd / math.sqrt(5))
+    half = T2 * sd * math.sqrt(1 / 4 + 1.5**2 / 5)
+    assert trend.largest == pytest.approx(tuple(np.exp([0.5, 0.5 - half, 0.5 + half])))
+    half = T2 * sd * math.sqrt(1 + 1 / 4 + 3.5**2 / 5)
+    assert trend.beyond == pytest.approx(tuple(np.exp([0.3, 0.3 - half, 0.3 + half])))
+
+
+@pytest.mark.parametrize(
+    ("at_largest", "slope", "residual", "verdict"),
+    [
+        (0.5, -0.1, 0.01, "fades"),
+        (0.5, 0.1, 0.01, "grows"),
+        (0.5, 0.01, 0.01, "holds"),  # .01 + 2.92 x .0063 < .05
+        (0.5, 0.01, 0.03, "cannot tell"),
+        (-0.5, -0.1, 0.01, "grows"),  # of a penalty
+        (-0.5, 0.1, 0.01, "fades"),
+    ],
+)
+def test_a_verdict_is_of_the_gain_or_of_the_penalty(at_largest, slope, residual, verdict):
+    trend = trend_of(SIZES, logs_of(at_largest, slope, residual))
+    assert (trend.verdict, trend.is_gain) == (verdict, at_largest > 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "factor", "sd", "power"),
+    [(4, 8, 0.06, 0.39), (5, 16, 0.06, 0.79), (5, 16, 0.04, 0.98), (6, 32, 0.06, 0.98)],
+)
+def test_the_power_to_see_a_slope_is_that_of_the_table(sizes, factor, sd, power):
+    """ln M falls by .0804 per doubling; sd is that of a size's ln M, tuning included."""
+    draw = np.random.default_rng(1)
+    at = np.geomspace(1e5, 1e5 * factor, sizes)
+    logs = 1.0 - 0.0804 * np.log2(at / 1e5)
+    seen = [
+        trend_of(at, logs + sd * draw.normal(size=sizes)).verdict == "fades" for _ in range(600)
+    ]
+    assert np.mean(seen) == pytest.approx(power, abs=0.05)
+
+
+def rungs(multiplier: float, sizes=(1e5,), fade: float = 0.0):
+    """Losses 5 - 0.3 ln(cost): the arm needs 1 / multiplier of the baseline's cost."""
+    runs = []
+    for number, size in enumerate(sizes):
+        gain = math.log(multiplier) - fade * number
+        for seed in range(3):
+            for budget in (1000.0, 2000.0, 4000.0):
+                for arm, lead in (("base", 0.0), ("arm", 0.3 * gain)):
+                    noise = 0.001 * math.sin(seed + budget + len(arm) + size)
+                    final = 8 - 0.3 * math.log(budget * 6) - lead + noise
+                    runs.append(make_run(arm, seed, [6.0, final], tokens=budget, size=size))
+    return runs
+
+
+def gains_of(runs):
+    return ladder_of(group_runs(runs), "base").gains
+
+
+def test_runs_become_a_row_per_size():
+    (gain,) = gains_of(rungs(1.5)).itertuples()
+    assert (gain.arm, gain.size, gain.budget, gain.seeds) == ("arm", 1e5, 4000.0, 3)
+    assert gain.multiplier == pytest.approx(1.5, rel=0.02)
+    assert gain.tokens_multiplier == pytest.approx(gain.multiplier)
+    assert gain.low < gain.multiplier < gain.high
+    assert gain_table(gains_of(rungs(1.5)))["M in FLOPs"][0].startswith("1.50x [1.")
+    # A seed without all budgets is left out; one seed identifies nothing.
+    assert gains_of(rungs(1.5)[:-1]).seeds[0] == 2
+    assert gains_of(rungs(1.5)[:6]).why[0] == NOT_IDENTIFIED
+    # A run that is not decayed at its end is no point.
+    runs = [
+        replace(run, settings={**run.settings, "optim.decay_tokens": 9e3}) for run in rungs(1.5)
+    ]
+    assert gains_of(runs).empty
+
+
+def test_a_sentence_needs_four_sizes():
+    sizes = (1e5, 2e5, 4e5, 8e5)
+    (note,) = describe_trends(gains_of(rungs(1.5, sizes[:3])))
+    assert "leave out errors of tuning" in note and "covers 64 %" in note
+    holds, _ = describe_trends(gains_of(rungs(1.5, sizes)))
+    assert holds.startswith("arm: the gain holds over 4 sizes; M changes 1.0")
+    fades, _ = describe_trends(gains_of(rungs(1.5, sizes, fade=0.1)))
+    assert fades.startswith("arm: the gain fades over 4 sizes; M changes 0.9")
+    assert "parameters, extended to 3.2M" in fades
+
+
+def test_a_claim_is_about_the_largest_size():
+    runs = rungs(1.5, (1e5, 2e5), fade=0.2)
+    claim = Claim(measure="compute_multiplier", direction="better")
+    comparison = compare(runs, baseline="base", claims=[claim])
+    row = row_of(comparison, "compute_multiplier", "arm")
+    assert row.estimate == pytest.approx(1.5 * math.exp(-0.2), rel=0.02)
+    assert (row.verdict, row.n) == ("better", 3)
+    assert comparison.gains.multiplier.iloc[-1] == pytest.approx(row.estimate)
