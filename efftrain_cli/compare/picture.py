@@ -175,7 +175,7 @@ def _draw_lines(axes: Axes, plot: Plot) -> None:
                 linestyle=style,
                 linewidth=1.6 if lines == 1 else 1.1,
                 alpha=alpha,
-                marker=MARKERS[group % len(MARKERS)] if plot.ticks or len(points) == 1 else "",
+                marker=MARKERS[group % len(MARKERS)] if points.x.nunique() == 1 else "",
                 markersize=4,
             )
             # The legend has one entry per group: an underscore hides the other lines.

@@ -189,3 +189,16 @@ def test_a_claim_is_about_the_largest_size():
     assert row.estimate == pytest.approx(1.5 * math.exp(-0.2), rel=0.02)
     assert (row.verdict, row.n) == ("better", 3)
     assert comparison.gains.multiplier.iloc[-1] == pytest.approx(row.estimate)
+
+
+def test_figures_show_runs_fits_intervals_and_the_line():
+    """Two arms over four sizes with three seeds and budgets: 36 runs each, and a fit per size."""
+    comparison = compare(rungs(1.5, (1e5, 2e5, 4e5, 8e5), fade=0.1), baseline="base")
+    plots = {plot.name: plot for plot in comparison.plots}
+    drawn = plots["ladder"].curves.groupby(["label", "line"]).size()
+    assert drawn["arm"].tolist() == drawn["base"].tolist() == [1] * 36 + [2] * 4
+    lines = plots["gains"].curves.groupby("line")
+    assert lines.size().tolist() == [2, 3, 3, 3, 3]
+    start, end = lines.get_group(-1).y
+    assert start / end == pytest.approx(math.exp(0.3), rel=0.02)
+    assert plots["gains"].ticks == {1e5: "100K", 2e5: "200K", 4e5: "400K", 8e5: "800K"}

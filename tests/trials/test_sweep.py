@@ -69,7 +69,7 @@ def test_several_budgets_end_with_the_ladder(folder):
             write_sealed(path, rows)
     text = cli(*WORDS, "--set", "train.tokens=2560,5120").stdout
     (head,) = [line for line in text.splitlines() if line.startswith("arm")]
-    assert head.split() == ["arm", "size", "budget", "seeds", "gain", "low", "high", "slope"]
+    assert head.split()[:6] == ["arm", "parameters", "D/N", "seeds", "s", "sigma/s"]
 
 
 def test_one_recipe_at_one_setting_is_a_line_a_run(folder):
