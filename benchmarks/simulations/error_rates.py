@@ -3,9 +3,9 @@
     python benchmarks/simulations/error_rates.py                       10,000 repetitions a cell
     python benchmarks/simulations/error_rates.py --repetitions 100     a rehearsal
 
-Writes error-rates.csv beside it: cell, pairs, what is counted, percent, mean number of runs
-of a race, repetitions. Final losses are normal; effects are in standard deviations of a pair's
-difference. A standard error at 5 % is 0.22 with 10,000 repetitions.
+Writes error-rates.csv beside it after every batch of all cells: cell, pairs, what is counted,
+percent, mean number of runs of a race, repetitions. Final losses are normal; effects are in
+standard deviations of a pair's difference. A standard error at 5 % is 0.22 with 10,000 repetitions.
 """
 
 from __future__ import annotations
@@ -13,26 +13,39 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from efftrain_cli.compare.arms import Arm, group_runs, pair_up, stuck_level
+from efftrain_cli.compare.arms import Arm, best_of_each, group_runs, pair_up, stuck_level
 from efftrain_cli.compare.inference import shares
 from efftrain_cli.compare.judge import Claim, Result, decide, judge
-from efftrain_cli.compare.measures import measures_of
+from efftrain_cli.compare.measures import Measure, measures_of
 from efftrain_cli.run.reading import CURVE, Run
 from efftrain_cli.study.conduct import close
 from efftrain_cli.study.plans import Plan, PlannedArm
 
 TABLE = Path(__file__).with_name("error-rates.csv")
+BATCH = 1000
+"""Repetitions of every cell between two writes of the table."""
 SD = 0.02
 """Standard deviation of a pair's difference of final losses, nats per token."""
-KNOWN = {"data.seq_len": 128}
+RATE_COST = 0.47
+"""What a learning rate costs, in SD, times its squared distance in grid steps from the best one."""
+TUNING_SEEDS = 3
 PAIRS = (3, 5, 10)
+LOOKS = (3, 5, 8)
+COLUMNS = pd.Index(CURVE)
+KNOWN = {"data.seq_len": 128}
+START = np.array([[0, 0, 0, 0, 6.5], [10, 100, 600, 1, 5.0], [50, 500, 3000, 5, math.nan]])
+"""Three evaluations whose last loss is drawn."""
+Draw = np.random.Generator
+Outcome = tuple[bool, int]
+"""Whether what is counted was claimed, and the number of runs."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +61,43 @@ class Truth:
 
 
 NULL = Truth()
-START = np.array([[0, 0, 0, 0, 6.5], [10, 100, 600, 1, 5.0], [50, 500, 3000, 5, math.nan]])
-"""Three evaluations whose last loss is drawn."""
 
 
-def simulate_run(arm: str, seed: int, truth: Truth, draw: np.random.Generator) -> Run:
-    """Draw a run of three evaluations."""
-    final = 4.0 + SD * (truth.effect + draw.normal() / math.sqrt(2))
-    status = "finished"
-    if draw.random() < truth.stuck:
-        final = 5.9 + 0.001 * draw.random()
-    if draw.random() < truth.diverged:
-        status = "diverged"
-    values = START.copy()
-    values[-1, -1] = final
-    curve = pd.DataFrame(values, columns=CURVE)
-    settings = {"label": arm, "train.tokens": 500.0}
-    return Run(arm + str(seed), arm, seed, status, curve, settings, KNOWN)
+def made_run(
+    arm: str,
+    seed: int,
+    values: np.ndarray,
+    status: str = "finished",
+    rate: int = 0,
+) -> Run:
+    """Return a run with a curve of these values."""
+    settings = {"label": arm, "train.tokens": 500.0, "optim.lr": rate}
+    curve = pd.DataFrame(values, columns=COLUMNS)
+    return Run(f"{arm}-{rate}-{seed}", arm, seed, status, curve, settings, KNOWN)
+
+
+def draw_runs(
+    arm: str,
+    seeds: Iterable[int],
+    truth: Truth,
+    draw: Draw,
+    rate: int = 0,
+) -> list[Run]:
+    """Draw runs of three evaluations."""
+    runs = []
+    for seed in seeds:
+        values = START.copy()
+        values[-1, -1] = 4.0 + SD * (truth.effect + draw.normal() / math.sqrt(2))
+        if draw.random() < truth.stuck:
+            values[-1, -1] = 5.9 + 0.001 * draw.random()
+        has_diverged = draw.random() < truth.diverged
+        status = "diverged" if has_diverged else "finished"
+        runs.append(made_run(arm, seed, values, status, rate))
+    return runs
+
+
+FINAL_LOSS, *OTHERS = measures_of(draw_runs("arm0", [0], NULL, np.random.default_rng(0)))
+(TOKENS_TO_MATCH,) = (measure for measure in OTHERS if measure.key == "tokens_to_match")
 
 
 def arms_of_runs(runs: Sequence[Run]) -> list[Arm]:
@@ -75,14 +108,14 @@ def arms_of_runs(runs: Sequence[Run]) -> list[Arm]:
 
 
 def look(
-    arms: Sequence[Arm],
+    runs: Sequence[Run],
     claim: Claim,
+    measure: Measure = FINAL_LOSS,
     share: float = 1.0,
     closed: Sequence[Result] = (),
 ) -> list[Result]:
-    """Judge the final losses of arms as `compare` does."""
-    base, *others = arms
-    measure = measures_of(base.runs)[0]
+    """Judge arms by one measure as `compare` does."""
+    base, *others = arms_of_runs(runs)
     rows = []
     for arm in others:
         rows.append(
@@ -101,23 +134,25 @@ def one_look(
     truths: Sequence[Truth],
     pairs: int,
     claim: Claim,
-    draw: np.random.Generator,
-) -> list[Result]:
-    """Simulate a comparison of so many pairs."""
+    wrong: Sequence[str],
+    draw: Draw,
+) -> Outcome:
+    """Simulate a comparison or a study of so many pairs."""
     runs = []
     for number, truth in enumerate(truths):
-        runs += [simulate_run(f"arm{number}", seed, truth, draw) for seed in range(pairs)]
-    return look(arms_of_runs(runs), claim)
+        runs += draw_runs(f"arm{number}", range(pairs), truth, draw)
+    rows = look(runs, claim)
+    return any(row.verdict in wrong for row in rows), len(runs)
 
 
 def race(
     truths: Sequence[Truth],
     looks: tuple[int, ...],
-    claim: Claim,
-    draw: np.random.Generator,
-) -> tuple[list[Result], int]:
-    """Simulate a race; return its claims and the number of its runs."""
+    draw: Draw,
+) -> Outcome:
+    """Simulate a race."""
     arms = tuple(PlannedArm(f"arm{n}", "", "") for n in range(len(truths)))
+    claim = Claim()
     plan = Plan(
         "p",
         Path(),
@@ -136,111 +171,125 @@ def race(
     before = 0
     for number, share in enumerate(shares(looks)):
         for arm in sorted(open_arms):
-            for seed in range(before, looks[number]):
-                runs.append(simulate_run(f"arm{arm}", seed, truths[arm], draw))
+            runs += draw_runs(f"arm{arm}", range(before, looks[number]), truths[arm], draw)
         before = looks[number]
         closed = [row for row in rows if row.closed]
-        rows = look(arms_of_runs(runs), claim, share, closed)
+        rows = look(runs, claim, share=share, closed=closed)
         rows = [close(row, plan, number + 1 == len(looks)) for row in rows]
         open_arms = {0} | {int(row.arm[3:]) for row in rows if not row.closed}
         if open_arms == {0}:
             break
-    return rows, len(runs)
+    return any(row.verdict in DECIDED for row in rows), len(runs)
 
 
-def cost_rows(
+def tuned(
+    rates: int,
+    judged: Callable[[Sequence[Truth], Draw], Outcome],
+    draw: Draw,
+) -> Outcome:
+    """Simulate identical arms, each tuned over so many rates on seeds of its own, then judged.
+
+    The best rate lies anywhere within the middle step of the grid.
+    """
+    distances = np.arange(rates) - (rates - 1) / 2 - draw.uniform(-0.5, 0.5)
+    costs = RATE_COST * distances**2
+    runs = []
+    for arm in ("arm0", "arm1"):
+        for rate, cost in enumerate(costs):
+            truth = Truth(float(cost))
+            runs += draw_runs(arm, range(TUNING_SEEDS), truth, draw, rate)
+    chosen = {best.label: best.first.settings["optim.lr"] for best in best_of_each(group_runs(runs))}
+    truths = [Truth(float(costs[chosen[arm]])) for arm in ("arm0", "arm1")]
+    is_claimed, count = judged(truths, draw)
+    return is_claimed, len(runs) + count
+
+
+def cost(
     multiplier: float,
     noise: float,
     pairs: int,
-    draw: np.random.Generator,
-) -> list[Result]:
-    """Simulate tokens to match of an arm that learns `multiplier` times as fast."""
+    draw: Draw,
+) -> Outcome:
+    """Simulate tokens to match of an arm that learns `multiplier` times as fast.
+
+    Args:
+        noise: standard deviation of an evaluation's error, nats per token.
+    """
     runs = []
+    steps = np.arange(21.0)
     for arm, speed in (("arm0", 1.0), ("arm1", multiplier)):
         for seed in range(pairs):
-            steps = np.arange(21.0)
             shift = SD * draw.normal() / math.sqrt(2)
             losses = 3.5 + 2.5 * (1 + speed * steps) ** -0.5 + shift
             losses = losses + noise * draw.normal(size=21)
-            values = [steps, steps * 25, steps * 150, steps, losses]
-            curve = pd.DataFrame(dict(zip(CURVE, values, strict=True)))
-            settings = {"label": arm, "train.tokens": 500.0}
-            runs.append(Run(arm + str(seed), arm, seed, "finished", curve, settings, KNOWN))
-    base, arm_ = arms_of_runs(runs)
-    measure = next(each for each in measures_of(runs) if each.key == "tokens_to_match")
-    claim = Claim(measure="tokens_to_match")
-    return decide([judge(pair_up(base, arm_), measure, 0.05, claim)], 0.05)
-
-
-def is_claimed(rows: Sequence[Result]) -> bool:
-    """Return whether any claim was shown."""
-    return any(row.verdict not in ("", "undecided") for row in rows)
+            values = np.stack([steps, steps * 25, steps * 150, steps, losses], axis=1)
+            runs.append(made_run(arm, seed, values))
+    (row,) = look(runs, Claim(measure="tokens_to_match"), TOKENS_TO_MATCH)
+    return row.verdict in DECIDED, len(runs)
 
 
 # --- cells ----------------------------------------------------------------------------------------
 
-Study = Callable[[np.random.Generator], tuple[float, float]]
-"""Simulates one study; returns what is counted, and the number of its runs."""
+DECIDED = ("better", "worse", "equivalent", "noninferior")
+WITHIN = ("better", "equivalent", "noninferior")
+"""Verdicts that are wrong of an arm that is worse by the margin."""
 
 
-def cells() -> Iterator[tuple[str, str, str, Study]]:
-    """Yield cell, pairs, what is counted, and the study."""
+def cells() -> Iterator[tuple[str, str, str, Callable[[Draw], Outcome]]]:
+    """Yield cell, pairs, what is counted, and what simulates one study."""
     different = Claim()
+    stuck = Truth(stuck=0.2)
+    diverged = Truth(diverged=0.2)
     nulls = {
         "no failures": (NULL, NULL),
-        "baseline stuck in 20 %": (Truth(stuck=0.2), NULL),
-        "both stuck in 20 %": (Truth(stuck=0.2), Truth(stuck=0.2)),
-        "both diverge in 20 %": (Truth(diverged=0.2), Truth(diverged=0.2)),
-        "Holm over 4 arms": (NULL,) * 5,
+        "baseline stuck in 20 %": (stuck, NULL),
+        "both stuck in 20 %": (stuck, stuck),
+        "both diverge in 20 %": (diverged, diverged),
+        "Holm over 3 arms": (NULL,) * 4,
     }
     for name, truths in nulls.items():
         for pairs in PAIRS:
-
-            def study(draw, truths=truths, pairs=pairs):
-                return is_claimed(one_look(truths, pairs, different, draw)), 0
-
+            study = partial(one_look, truths, pairs, different, DECIDED)
             yield name, str(pairs), "false verdicts", study
-    margin = 1.2 * SD
-    borders = {"equivalent": (1.2, "equivalent"), "noninferior": (1.2, "noninferior")}
-    borders |= {"either at the border": (1.2, "either"), "either at 0": (0.0, "either")}
-    for name, (effect, direction) in borders.items():
-        claim = Claim(direction=direction, margin=margin)
-        wrong = ("better", "worse") if effect == 0 else ("equivalent", "noninferior", "better")
-        for pairs in PAIRS:
-
-            def study(draw, effect=effect, claim=claim, pairs=pairs, wrong=wrong):
-                (row,) = one_look((NULL, Truth(effect)), pairs, claim, draw)
-                return row.verdict in wrong, 0
-
-            yield f"{name}, margin 1.2 sd", str(pairs), "false verdicts", study
-    for effect in (0.0, 0.8, 1.2, 2.0):
-        for looks in ((3, 5, 8), (3, 5)):
-
-            def study(draw, effect=effect, looks=looks):
-                rows, runs = race((NULL, Truth(-effect)), looks, different, draw)
-                return is_claimed(rows), runs
-
-            counted = "verdicts" if effect else "false verdicts"
-            yield f"race, effect {effect:g} sd", ", ".join(map(str, looks)), counted, study
-
-    def four(draw):
-        rows, runs = race((NULL,) * 4, (3, 5, 8), different, draw)
-        return is_claimed(rows), runs
-
-    yield "race of four arms, no effect", "3, 5, 8", "false verdicts", four
-
-    def both_stuck(draw):
-        rows, runs = race((Truth(stuck=0.2),) * 2, (3, 5, 8), different, draw)
-        return is_claimed(rows), runs
-
-    yield "race, both stuck in 20 %", "3, 5, 8", "false verdicts", both_stuck
     for noise in (0.0, 0.01, 0.03):
         for pairs in PAIRS:
+            study = partial(cost, 1.0, noise, pairs)
+            yield f"tokens to match, evaluation noise {noise:g}", str(pairs), "false verdicts", study
+    for effect in (0.0, 0.8, 1.2, 2.0):
+        counted = "verdicts" if effect else "false verdicts"
+        study = partial(race, (NULL, Truth(-effect)), LOOKS)
+        yield f"race, effect {effect:g} sd", "3, 5, 8", counted, study
+    races = {
+        "race of four arms": (NULL,) * 4,
+        "race, both stuck in 20 %": (stuck, stuck),
+    }
+    for name, truths in races.items():
+        yield name, "3, 5, 8", "false verdicts", partial(race, truths, LOOKS)
+    for rates in (3, 5):
 
-            def study(draw, noise=noise, pairs=pairs):
-                return is_claimed(cost_rows(1.0, noise, pairs, draw)), 0
+        def judge_often(truths: Sequence[Truth], draw: Draw) -> Outcome:
+            return race(truths, LOOKS, draw)
 
-            yield f"tokens to match, evaluation noise {noise:g}", str(pairs), "false", study
+        study = partial(tuned, rates, judge_often)
+        yield f"race, tuned over {rates} rates", "3, 5, 8", "false verdicts", study
+    for pairs in PAIRS:
+
+        def judge_once(truths: Sequence[Truth], draw: Draw, pairs: int = pairs) -> Outcome:
+            return one_look(truths, pairs, different, DECIDED, draw)
+
+        yield "study, tuned over 5 rates", str(pairs), "false verdicts", partial(tuned, 5, judge_once)
+    borders = {
+        "equivalent": (1.2, WITHIN),
+        "noninferior": (1.2, WITHIN),
+        "either": (1.2, WITHIN),
+        "either, no effect": (0.0, ("better", "worse")),
+    }
+    for name, (effect, wrong) in borders.items():
+        direction = name.partition(",")[0]
+        claim = Claim(direction=direction, margin=1.2 * SD)
+        for pairs in PAIRS:
+            study = partial(one_look, (NULL, Truth(effect)), pairs, claim, wrong)
+            yield f"{name}, margin 1.2 sd", str(pairs), "false verdicts", study
 
 
 def main() -> None:
@@ -248,17 +297,31 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=10_000)
     parser.add_argument("--output", type=Path, default=TABLE)
     options = parser.parse_args()
-    with options.output.open("w", encoding="utf-8", newline="") as file:
+    every = list(cells())
+    totals = np.zeros((len(every), 2))
+    done = 0
+    while done < options.repetitions:
+        batch = min(BATCH, options.repetitions - done)
+        for number, (*_, study) in enumerate(every):
+            draw = np.random.default_rng([number, done])
+            totals[number] += np.sum([study(draw) for _ in range(batch)], axis=0)
+        done += batch
+        write_table(options.output, every, totals / done, done)
+
+
+def write_table(
+    path: Path,
+    every: Sequence[tuple[str, str, str, object]],
+    means: np.ndarray,
+    repetitions: int,
+) -> None:
+    """Write a row per cell."""
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["cell", "pairs", "counted", "percent", "mean runs", "repetitions"])
-        for number, (cell, pairs, counted, study) in enumerate(cells()):
-            draw = np.random.default_rng(number)
-            outcomes = [study(draw) for _ in range(options.repetitions)]
-            share, runs = np.mean(outcomes, axis=0)
-            writer.writerow(
-                [cell, pairs, counted, f"{100 * share:.2f}", f"{runs:.1f}", options.repetitions]
-            )
-            file.flush()
+        for (cell, pairs, counted, _), (share, runs) in zip(every, means, strict=True):
+            row = [cell, pairs, counted, f"{100 * share:.2f}", f"{runs:.1f}", repetitions]
+            writer.writerow(row)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 
@@ -42,9 +42,10 @@ class Arm:
     @property
     def rank(self) -> tuple[int, float]:
         """Sort key of the best setting: fewest runs without a final loss, then the lowest mean."""
-        losses = pd.Series([run.final_loss for run in self.runs])
-        missing = int(losses.isna().sum())
-        return missing, losses.mean()
+        losses = np.array([run.final_loss for run in self.runs])
+        finished = losses[~np.isnan(losses)]
+        missing = len(losses) - len(finished)
+        return missing, float(finished.mean()) if len(finished) else math.inf
 
     def has_failed(self, run: Run) -> bool:
         """Return whether a run diverged or ended stuck."""
@@ -121,12 +122,20 @@ def differing_keys(arms: Sequence[Arm]) -> list[str]:
     return list(distinct.index[distinct > 1])
 
 
-def best_at_scales(arms: Sequence[Arm]) -> list[Arm]:
-    """Return the best setting of each recipe, size and budget."""
-    best: dict[tuple[str, float, float], Arm] = {}
+def best_of_each(
+    arms: Iterable[Arm],
+    kind: Callable[[Arm], Hashable] = lambda arm: arm.first.arm,
+) -> list[Arm]:
+    """Return the best setting of each kind of arm, the best first; by default of each recipe."""
+    best: dict[Hashable, Arm] = {}
     for arm in sorted(arms, key=lambda arm: arm.rank):
-        best.setdefault(arm.scale, arm)
+        best.setdefault(kind(arm), arm)
     return list(best.values())
+
+
+def best_at_scales(arms: Iterable[Arm]) -> list[Arm]:
+    """Return the best setting of each recipe, size and budget."""
+    return best_of_each(arms, lambda arm: arm.scale)
 
 
 def best_settings(arms: Sequence[Arm]) -> list[Arm]:
@@ -188,9 +197,9 @@ def stuck_level(base: Arm) -> float:
     """Return the baseline's median loss at STUCK_AT of the tokens; infinite if unknown."""
     losses = []
     for run in base.runs:
-        share = run.curve.tokens / run.spent("tokens")
+        share = run.curve.tokens.to_numpy() / run.spent("tokens")
         if run.status == "finished" and share.min() < STUCK_AT:
-            loss = np.interp(STUCK_AT, share, run.curve.val_loss)
+            loss = np.interp(STUCK_AT, share, run.curve.val_loss.to_numpy())
             losses.append(loss)
     if not losses:
         return math.inf

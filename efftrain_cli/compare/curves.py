@@ -62,9 +62,9 @@ def smooth_end(run: Run) -> float:
     last = len(run.curve) // FIFTH
     if last < 3:
         return run.spent("val_loss")
-    end = run.curve[-last:]
-    before_end = end.step - end.step.iloc[-1]
-    _, loss = np.polyfit(before_end, end.val_loss, 1)
+    steps = run.curve.step.to_numpy()[-last:]
+    losses = run.curve.val_loss.to_numpy()[-last:]
+    _, loss = np.polyfit(steps - steps[-1], losses, 1)
     return float(loss)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from efftrain_cli.compare.arms import Arm
+from efftrain_cli.compare.arms import Arm, best_of_each
 from efftrain_cli.foundation.console import counted, table_lines
 
 NOTE = "*: best, compared; !: at the edge of the grid"
@@ -26,16 +26,13 @@ def grid_frame(
         groups: arms of all settings.
         keys: what was varied, dotted.
     """
-    ranked = sorted(groups, key=lambda group: group.rank)
-    best: dict[str, Arm] = {}
-    for group in ranked:
-        best.setdefault(group.first.arm, group)
+    best = best_of_each(groups)
     rows = []
     for group in groups:
         values = {key: group.first.settings.get(key) for key in keys}
         losses = pd.Series([run.final_loss for run in group.runs])
         arm = group.first.arm
-        is_best = best[arm] is group
+        is_best = group in best
         edges = []
         if is_best:
             of_arm = [each for each in groups if each.first.arm == arm]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,17 @@ class Run:
         head = width * self.conditions.get("data.vocab_size", 0)
         return float(self.settings.get("size", blocks + head))
 
+    @cached_property
+    def end(self) -> dict[str, float]:
+        """The last row of the curve; empty without an evaluation."""
+        if self.curve.empty:
+            return {}
+        last = self.curve.to_numpy(float)[-1]
+        return dict(zip(self.curve.columns, map(float, last), strict=True))
+
     def spent(self, column: str) -> float:
         """Return the last value of a column of the curve; NaN without an evaluation."""
-        if self.curve.empty:
-            return math.nan
-        return float(self.curve[column].iloc[-1])
+        return self.end.get(column, math.nan)
 
 
 def load_run(path: Path) -> Run:

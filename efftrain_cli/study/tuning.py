@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from efftrain_cli.compare.arms import Arm, group_runs
+from efftrain_cli.compare.arms import Arm, best_of_each, group_runs
 from efftrain_cli.compare.grids import grid_frame, wider
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.recipe.toml import toml_value
@@ -64,9 +64,7 @@ def tune(plan: Plan, runner: Runner) -> Tuned:
         return Tuned({})
     by_name = {trial.name: point for trial, point in points.items()}
     groups = group_runs(runner.train(list(points), "tuning"))
-    chosen: dict[str, Point] = {}
-    for group in sorted(groups, key=lambda group: group.rank):
-        chosen.setdefault(group.first.arm, by_name[group.first.name])
+    chosen = {best.label: by_name[best.first.name] for best in best_of_each(groups)}
     caveats = []
     if len(plan.tuning_seeds) < FEW_SEEDS:
         seeds = counted(len(plan.tuning_seeds), "seed")
