@@ -134,10 +134,7 @@ def race(
 
 
 def _conduct(plan: Plan, device: str, jobs: int) -> Comparison:
-    from efftrain_cli.study.conduct import conduct
+    from efftrain_cli.study.conduct import conduct, runner_of
     from efftrain_cli.study.text import tell_look
-    from efftrain_cli.trials.runner import TrialRunner
 
-    study = "race" if plan.is_race else plan.name
-    runner = TrialRunner(plan.folder, device=device, jobs=jobs, study=study)
-    return conduct(plan, runner, tell_look).comparison
+    return conduct(plan, runner_of(plan, device, jobs=jobs), tell_look)

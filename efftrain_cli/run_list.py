@@ -223,9 +223,14 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
         UsageError: a run is not there, or a process is writing to it.
     """
     existing = run_names()
-    paths = {}
+    paths: dict[Path, None] = {}
+    races: dict[Path, None] = {}
     for name in names:
-        if has_magic(name):
+        folder = run_path(name) if not has_magic(name) else runs_root()
+        if (folder / "study.toml").is_file():
+            races[folder] = None
+            matches = runs_of_race(name)
+        elif has_magic(name):
             matches = [run_path(run) for run in existing if fnmatch.fnmatchcase(run, name)]
             if not matches:
                 raise UsageError(
@@ -241,10 +246,23 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
         raise UsageError(
             f"{', '.join(registered)}: the registration of a study is not removed\n  name its runs"
         )
-    running = [path.name for path in paths if is_locked(path / "lock")]
+    running = [path.name for path in (*paths, *races) if is_locked(path / "lock")]
     if running:
         raise UsageError(f"still running: {', '.join(running)}\n  stop with Ctrl-C first")
-    return list(paths)
+    return [*paths, *races]
+
+
+def runs_of_race(name: str) -> list[Path]:
+    """Return the runs that go with a race: those that no other race has, nor any as baseline."""
+    own: list[str] = []
+    others: set[str] = set()
+    for group in run_groups():
+        if group.name == name:
+            own += group.runs
+        else:
+            others.update(group.runs)
+    baselines = tuple(path.stem for path in runs_root().glob("*.races"))
+    return [run_path(run) for run in own if run not in others and not run.startswith(baselines)]
 
 
 def remove(path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from efftrain_cli.compare.arms import group_runs
 from efftrain_cli.compare.comparison import Comparison, compare
-from efftrain_cli.compare.grids import grid_frame, grid_lines, wider
+from efftrain_cli.compare.grids import edge_notes, grid_frame, grid_lines
 from efftrain_cli.foundation.console import table_lines
 from efftrain_cli.run.reading import Run
 from efftrain_cli.trials.costs import costs_of, disk_lines
@@ -69,13 +69,7 @@ def grid_text(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
         return []
     groups = group_runs(runs)
     frame = grid_frame(groups, keys)
-    lines = grid_lines(frame, keys)
-    for _, row in frame[frame.best].iterrows():
-        own = [group for group in groups if group.first.arm == row.arm]
-        for key in row.edge:
-            more = wider(own, key, row[key])
-            lines.append(f"next: the same with {key}={more:g} too, for {row.arm}")
-    return lines
+    return [*grid_lines(frame), *(f"note: {note}" for note in edge_notes(frame))]
 
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, object]]:

@@ -3,8 +3,8 @@
     python benchmarks/simulations/error_rates.py                       10,000 repetitions a cell
     python benchmarks/simulations/error_rates.py --repetitions 100     a rehearsal
 
-Writes error-rates.csv beside it after every batch of all cells: cell, pairs, what is counted,
-percent, mean number of runs of a race, repetitions. Final losses are normal; effects are in
+Writes error-rates.csv beside it after every batch of all cells, and goes on from one that is there:
+cell, pairs, what is counted, percent, mean number of runs, repetitions. Final losses are normal; effects are in
 standard deviations of a pair's difference. A standard error at 5 % is 0.22 with 10,000 repetitions.
 """
 
@@ -39,7 +39,7 @@ RATE_COST = 0.47
 TUNING_SEEDS = 3
 PAIRS = (3, 5, 10)
 LOOKS = (3, 5, 8)
-COLUMNS = pd.Index(CURVE)
+COLUMNS = pd.Index(CURVE, dtype=object)
 KNOWN = {"data.seq_len": 128}
 START = np.array([[0, 0, 0, 0, 6.5], [10, 100, 600, 1, 5.0], [50, 500, 3000, 5, math.nan]])
 """Three evaluations whose last loss is drawn."""
@@ -198,7 +198,9 @@ def tuned(
         for rate, cost in enumerate(costs):
             truth = Truth(float(cost))
             runs += draw_runs(arm, range(TUNING_SEEDS), truth, draw, rate)
-    chosen = {best.label: best.first.settings["optim.lr"] for best in best_of_each(group_runs(runs))}
+    chosen = {
+        best.label: best.first.settings["optim.lr"] for best in best_of_each(group_runs(runs))
+    }
     truths = [Truth(float(costs[chosen[arm]])) for arm in ("arm0", "arm1")]
     is_claimed, count = judged(truths, draw)
     return is_claimed, len(runs) + count
@@ -254,7 +256,12 @@ def cells() -> Iterator[tuple[str, str, str, Callable[[Draw], Outcome]]]:
     for noise in (0.0, 0.01, 0.03):
         for pairs in PAIRS:
             study = partial(cost, 1.0, noise, pairs)
-            yield f"tokens to match, evaluation noise {noise:g}", str(pairs), "false verdicts", study
+            yield (
+                f"tokens to match, evaluation noise {noise:g}",
+                str(pairs),
+                "false verdicts",
+                study,
+            )
     for effect in (0.0, 0.8, 1.2, 2.0):
         counted = "verdicts" if effect else "false verdicts"
         study = partial(race, (NULL, Truth(-effect)), LOOKS)
@@ -277,7 +284,12 @@ def cells() -> Iterator[tuple[str, str, str, Callable[[Draw], Outcome]]]:
         def judge_once(truths: Sequence[Truth], draw: Draw, pairs: int = pairs) -> Outcome:
             return one_look(truths, pairs, different, DECIDED, draw)
 
-        yield "study, tuned over 5 rates", str(pairs), "false verdicts", partial(tuned, 5, judge_once)
+        yield (
+            "study, tuned over 5 rates",
+            str(pairs),
+            "false verdicts",
+            partial(tuned, 5, judge_once),
+        )
     borders = {
         "equivalent": (1.2, WITHIN),
         "noninferior": (1.2, WITHIN),
@@ -298,8 +310,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=TABLE)
     options = parser.parse_args()
     every = list(cells())
-    totals = np.zeros((len(every), 2))
-    done = 0
+    totals, done = read_table(options.output, len(every))
     while done < options.repetitions:
         batch = min(BATCH, options.repetitions - done)
         for number, (*_, study) in enumerate(every):
@@ -307,6 +318,16 @@ def main() -> None:
             totals[number] += np.sum([study(draw) for _ in range(batch)], axis=0)
         done += batch
         write_table(options.output, every, totals / done, done)
+
+
+def read_table(path: Path, rows: int) -> tuple[np.ndarray, int]:
+    """Return how often each cell claimed, its number of runs in all, and the repetitions so far."""
+    if not path.exists():
+        return np.zeros((rows, 2)), 0
+    table = pd.read_csv(path)
+    done = int(table.repetitions.iloc[0])
+    counts = (table.percent * done / 100).round()
+    return np.stack([counts, table["mean runs"] * done], axis=1), done
 
 
 def write_table(

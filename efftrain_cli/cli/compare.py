@@ -106,7 +106,7 @@ def compare(
         labels = " ".join(arm.first.arm for arm in comparison.arms)
         after.append(f"next: efftrain race {labels}")
     show(comparison, format_, output, details=details, plot=plot, after=after)
-    end_with_verdict(comparison, fail_if, margin)
+    end_with_verdict(comparison, fail_if)
 
 
 def read_source(source: str, columns: list[str]) -> list[Run]:

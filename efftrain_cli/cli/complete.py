@@ -32,11 +32,18 @@ def run_names(incomplete: str) -> list[str]:
     return [name for name in run.run_names() if name.startswith(incomplete)]
 
 
+def run_or_group_names(incomplete: str) -> list[str]:
+    """List runs, then studies, races, sweeps and searches, which stand for their runs."""
+    from efftrain_cli.run.names import run_groups
+
+    groups = [group.name for group in run_groups() if group.name.startswith(incomplete)]
+    return list(dict.fromkeys([*run_names(incomplete), *groups]))
+
+
 def run_or_recipe_names(incomplete: str) -> list[str]:
-    """List runs, then recipes: for commands that take either."""
-    return list(
-        dict.fromkeys([*run_names(incomplete), *(name for name, _ in recipe_names(incomplete))])
-    )
+    """List runs, studies and the like, then recipes: for commands that take any of them."""
+    recipes = [name for name, _ in recipe_names(incomplete)]
+    return list(dict.fromkeys([*run_or_group_names(incomplete), *recipes]))
 
 
 def override_keys(incomplete: str) -> list[tuple[str, str]]:

@@ -90,10 +90,10 @@ def write_output(path: Path, text: str) -> None:
         raise UsageError(f"--output {path}: {error.strerror or error}") from None
 
 
-def end_with_verdict(comparison: Comparison, fail_if: str | None, margin: float = 0.0) -> None:
+def end_with_verdict(comparison: Comparison, fail_if: str | None) -> None:
     """End with the exit code that --fail-if asks for.
 
-    With a margin, "worse" passes only arms that are not worse by more than it.
+    If a claim has a margin, "worse" passes only arms that are not worse by more than it.
 
     Raises:
         Exit: a verdict is one of those, or an arm was not judged.
@@ -104,7 +104,8 @@ def end_with_verdict(comparison: Comparison, fail_if: str | None, margin: float 
     passing = {"better"}
     if fail_if == "worse":
         passing |= {"equivalent", "noninferior"}
-        passing |= set() if margin else {"undecided"}
+        if not any(claim.margin for claim in comparison.claims):
+            passing.add("undecided")
     if any(verdict and verdict not in passing for verdict in verdicts):
         raise Exit(FAILED)
     if not verdicts or "" in verdicts:

@@ -24,7 +24,6 @@ from efftrain_cli.foundation.errors import UsageError
 
 if TYPE_CHECKING:
     from efftrain_cli.study.plans import Grid, Plan
-    from efftrain_cli.trials.trial import Runner
 
 LONG = 12 * 3600.0
 """Seconds of training above which a race asks first."""
@@ -108,9 +107,9 @@ def race(
     from efftrain_cli.cli.judged import end_with_verdict, show
     from efftrain_cli.compare.judge import claim_of
     from efftrain_cli.foundation.console import print_folded
-    from efftrain_cli.study.conduct import conduct
+    from efftrain_cli.study.conduct import conduct, runner_of
     from efftrain_cli.study.race import race_plan
-    from efftrain_cli.study.text import plan_lines, result_lines, tell_look
+    from efftrain_cli.study.text import plan_lines, tell_look
     from efftrain_cli.trials.command import METRIC
 
     if command is None and (metric or maximize or failed_exit):
@@ -137,37 +136,9 @@ def race(
         return
     begin(planned, yes)
     runner = runner_of(planned, device, devices, jobs, failed_exit)
-    conducted = conduct(planned, runner, tell_look, maximize=maximize)
-    show(
-        conducted.comparison,
-        format_,
-        output,
-        details=details,
-        plot=plot,
-        after=result_lines(conducted, planned),
-    )
-    end_with_verdict(conducted.comparison, fail_if, margin)
-
-
-def runner_of(
-    plan: Plan,
-    device: str,
-    devices: int,
-    jobs: int,
-    failed_exit: int | None = None,
-) -> Runner:
-    """Return what trains the arms of a plan: their recipes, or a command."""
-    from efftrain_cli.trials.command import CommandRunner
-    from efftrain_cli.trials.runner import TrialRunner
-
-    if plan.command:
-        return CommandRunner(
-            plan.runs_folder / "runs.csv",
-            plan.metric,
-            failed_exit=failed_exit,
-        )
-    study = "race" if plan.is_race else plan.name
-    return TrialRunner(plan.folder, device=device, jobs=jobs, devices=devices, study=study)
+    comparison = conduct(planned, runner, tell_look, maximize=maximize)
+    show(comparison, format_, output, details=details, plot=plot)
+    end_with_verdict(comparison, fail_if)
 
 
 def parse_pairs(text: str) -> list[int]:
@@ -207,12 +178,13 @@ def begin(plan: Plan, yes: bool) -> None:
     """
     from efftrain_cli.foundation.console import human, human_seconds, say
     from efftrain_cli.study.text import race_line
+    from efftrain_cli.study.tuning import tuning_trials
     from efftrain_cli.trials.costs import costs_of
 
     say(race_line(plan))
     if plan.command:
         return
-    costs = costs_of(plan.trials(plan.looks[-1]))
+    costs = costs_of([*tuning_trials(plan), *plan.trials(plan.looks[-1])], weights_only=True)
     is_long = (costs.seconds or 0.0) > LONG or costs.disk > LARGE
     if not is_long or yes:
         return

@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from efftrain_cli.cli.app import Commands, app
-from efftrain_cli.cli.complete import run_names, run_or_recipe_names
+from efftrain_cli.cli.complete import run_or_group_names, run_or_recipe_names
 from efftrain_cli.cli.options import RunArgument, TableOrJson
 from efftrain_cli.foundation.console import print_folded, print_json
 from efftrain_cli.foundation.errors import UsageError
@@ -142,7 +142,9 @@ def verify(name: RunArgument) -> None:
 def rm(
     names: Annotated[
         list[str],
-        Argument(help="Runs, or globs over runs.", metavar="RUN", autocompletion=run_names),
+        Argument(
+            help="Runs, or globs over runs.", metavar="RUN", autocompletion=run_or_group_names
+        ),
     ],
     yes: Annotated[bool, Option("--yes", "-y", help="Skip the confirmation prompt.")] = False,
 ) -> None:

@@ -66,14 +66,12 @@ def study(
     if plan + check + status > 1:
         raise UsageError("--plan, --check and --status exclude each other\n  give one of them")
     from efftrain_cli.cli.judged import end_with_verdict, show
-    from efftrain_cli.cli.race import runner_of
     from efftrain_cli.foundation.console import print_folded
-    from efftrain_cli.study.conduct import conduct
+    from efftrain_cli.study.conduct import conduct, runner_of
     from efftrain_cli.study.plans import read_study
     from efftrain_cli.study.text import (
         check_judgeable,
         plan_lines,
-        result_lines,
         status_lines,
         tell_look,
     )
@@ -103,14 +101,7 @@ def study(
             jobs=jobs,
             study=planned.name,
         )
-    conducted = conduct(planned, runner, tell_look)
-    show(
-        conducted.comparison,
-        format_,
-        output,
-        details=details,
-        plot=plot,
-        before=[planned.question] if planned.question else [],
-        after=result_lines(conducted, planned),
-    )
-    end_with_verdict(conducted.comparison, fail_if)
+    comparison = conduct(planned, runner, tell_look)
+    before = [planned.question] if planned.question else []
+    show(comparison, format_, output, details=details, plot=plot, before=before)
+    end_with_verdict(comparison, fail_if)

@@ -108,13 +108,13 @@ def sweep(
         runner = TrialRunner(folder, device=device, jobs=jobs, devices=devices, study=name or "")
     runs = runner.train(trials, "sweep")
     varied = [key for key, values in settings if len(values) > 1]
-    table = command.grid_text(runs, varied)
     comparison = command.compare_sweep(runs, baseline, target_loss)
     if comparison is None and format_ == "json":
         print_json(command.run_rows(runs))
     elif comparison is None:
-        print_folded("\n".join(table or command.run_lines(runs)))
+        lines = command.grid_text(runs, varied)
+        print_folded("\n".join(lines or command.run_lines(runs)))
     if comparison is None:
         return
-    show(comparison, format_, output, details=details, plot=plot, after=table)
+    show(comparison, format_, output, details=details, plot=plot)
     end_with_verdict(comparison, fail_if)

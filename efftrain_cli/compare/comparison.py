@@ -24,7 +24,8 @@ from efftrain_cli.compare.checks import (
     find_refusals,
     find_unshared,
 )
-from efftrain_cli.compare.figures import plots_of
+from efftrain_cli.compare.figures import gains_plot, losses_plot, plots_of, rates_plot
+from efftrain_cli.compare.grids import edge_notes, grid_frame, varied_keys
 from efftrain_cli.compare.judge import Claim, Result, decide, judge
 from efftrain_cli.compare.ladder import Ladder, ladder_of
 from efftrain_cli.compare.measures import measures_of
@@ -57,6 +58,8 @@ class Comparison:
     """Sentences: what an arm changed beside its own settings."""
     caveats: list[str]
     ladder: Ladder
+    grid: pd.DataFrame
+    """Losses of the settings that arms were chosen from; empty if each has one: `grid_frame`."""
     alpha: float = 0.05
 
     @property
@@ -101,10 +104,12 @@ class Comparison:
     @property
     def plots(self) -> list[Plot]:
         """The figures, not drawn yet."""
-        return plots_of(self.arms, self.rows, self.ladder)
+        plots = [rates_plot(self.grid), losses_plot(self.ladder), gains_plot(self.gains)]
+        further = [plot for plot in plots if not plot.curves.empty]
+        return [*plots_of(self.arms, self.rows), *further]
 
     def figures(self) -> list[Figure]:
-        """Draw the curves, the differences and the gains, a matplotlib figure each."""
+        """Draw a matplotlib figure of each plot."""
         return [draw_figure([plot]) for plot in self.plots]
 
     @property
@@ -113,6 +118,7 @@ class Comparison:
         return {
             "results": self.results,
             "gains": self.gains,
+            "grid": self.grid,
             "settings": self.settings,
             "runs": self.runs,
         }
@@ -164,6 +170,10 @@ def compare(
         claims = ()
         caveats.append("settings of one recipe: --baseline names one to judge the others by")
     every = group_runs(runs)
+    scales = {arm.scale for arm in arms}
+    rivals = [arm for arm in every if arm.scale in scales]
+    grid = grid_frame(rivals, varied_keys(rivals))
+    caveats += edge_notes(grid)
     if not is_one_recipe and not every_setting:
         caveats += describe_choices(arms, every)
     refusals = find_refusals(compared)
@@ -215,6 +225,7 @@ def compare(
         changes=[change for change in changes if change],
         caveats=caveats,
         ladder=ladder,
+        grid=grid,
         alpha=alpha,
     )
 
@@ -231,14 +242,3 @@ def differences_of(arms: Sequence[Arm], varied: Collection[str]) -> list[str]:
         if keys:
             sentences.append(f"{subject} in more than the method: {', '.join(keys)}")
     return sentences
-
-
-def varied_keys(every: Sequence[Arm]) -> set[str]:
-    """Return the keys that differ between settings of one recipe."""
-    by_recipe: dict[str, list[Arm]] = {}
-    for arm in every:
-        by_recipe.setdefault(arm.first.arm, []).append(arm)
-    keys: set[str] = set()
-    for arms in by_recipe.values():
-        keys.update(differing_keys(arms))
-    return keys

@@ -1,4 +1,4 @@
-"""Figures of a comparison: curves against each cost, the differences, and the ladder."""
+"""Figures of a comparison: curves against each cost, logged columns, differences, rates, ladder."""
 
 from __future__ import annotations
 
@@ -21,17 +21,14 @@ AXES = {
     "seconds": "training seconds, by these machines' clocks",
 }
 """Cost of a curve -> label of its axis."""
+LOSS = "validation loss (nats/token)"
 POINTS = 200
 
 
-def plots_of(
-    arms: Sequence[Arm],
-    rows: Sequence[Result],
-    ladder: Ladder,
-) -> list[Plot]:
-    """Return the figures: loss against tokens, FLOPs and seconds, differences, and gains."""
+def plots_of(arms: Sequence[Arm], rows: Sequence[Result]) -> list[Plot]:
+    """Return the figures of arms: loss against costs, differences, and each logged column."""
     plots = [curves_plot(arms, axis) for axis in AXES]
-    plots += [differences_plot(rows), losses_plot(ladder), gains_plot(ladder.gains)]
+    plots.append(differences_plot(rows))
     for column in DRAWN:
         if column.by:
             plots += [family_plot(arm, column) for arm in arms]
@@ -50,28 +47,14 @@ def curves_plot(arms: Sequence[Arm], axis: str) -> Plot:
         if not curves:
             continue
         end = min(each[axis].iloc[-1] for each in curves)
-        costs = np.linspace(0, end, POINTS)
-        losses = np.array([np.interp(costs, each[axis], each.val_loss) for each in curves])
+        x = np.linspace(0, end, POINTS)
+        losses = np.array([np.interp(x, each[axis], each.val_loss) for each in curves])
         label = f"{arm.label} ({counted(len(curves), 'seed')})"
         starts.append(end / 10)
-        points.append(
-            curve(
-                number,
-                label,
-                costs,
-                losses.mean(0),
-                losses.min(0),
-                losses.max(0),
-            )
-        )
-    return Plot(
-        f"loss-{axis}",
-        f"Validation loss against {axis}: mean and range of seeds",
-        joined(points),
-        AXES[axis],
-        "validation loss (nats/token)",
-        fit_from=min(starts, default=0.0),
-    )
+        points.append(curve(number, label, x, losses.mean(0), losses.min(0), losses.max(0)))
+    title = f"Validation loss against {axis}: mean and range of seeds"
+    start = min(starts, default=0.0)
+    return Plot(f"loss-{axis}", title, joined(points), AXES[axis], LOSS, fit_from=start)
 
 
 def column_plot(arms: Sequence[Arm], column: Column) -> Plot:
@@ -79,50 +62,24 @@ def column_plot(arms: Sequence[Arm], column: Column) -> Plot:
     points = []
     for number, arm in enumerate(arms):
         for line, run in enumerate(arm.runs):
-            series = run.series.get(column.name)
-            if series is not None:
-                values = series.tokens.to_numpy(), series.value.to_numpy()
-                points.append(
-                    curve(
-                        number,
-                        arm.label,
-                        *values,
-                        line=line,
-                    )
-                )
-    return Plot(
-        column.name.replace("_", "-"),
-        column.title,
-        joined(points),
-        "tokens",
-        column.unit,
-    )
+            if column.name in run.series:
+                tokens, values = run.series[column.name].to_numpy().T
+                points.append(curve(number, arm.label, tokens, values, line=line))
+    name = column.name.replace("_", "-")
+    return Plot(name, column.title, joined(points), "tokens", column.unit)
 
 
 def family_plot(arm: Arm, column: Column) -> Plot:
     """Return the columns of a family over an arm's first run, a line per part of the model."""
     points = []
+    label = f"{column.by} (paler: earlier ones)"
     parts = [name for name in arm.first.series if name.startswith(column.name)]
-    for line, name in enumerate(parts):
-        series = arm.first.series[name]
-        values = series.tokens.to_numpy(), series.value.to_numpy()
-        points.append(
-            curve(
-                0,
-                f"{column.by} (paler: earlier ones)",
-                *values,
-                line=line,
-            )
-        )
-    name = column.name.rstrip("_").replace("_", "-")
-    return Plot(
-        f"{name}-{arm.label}",
-        f"{column.title}: {arm.label}, seed {arm.first.seed}",
-        joined(points),
-        "tokens",
-        column.unit,
-        fades=True,
-    )
+    for line, part in enumerate(parts):
+        tokens, values = arm.first.series[part].to_numpy().T
+        points.append(curve(0, label, tokens, values, line=line))
+    name = f"{column.name.rstrip('_').replace('_', '-')}-{arm.label}"
+    title = f"{column.title}: {arm.label}, seed {arm.first.seed}"
+    return Plot(name, title, joined(points), "tokens", column.unit, fades=True)
 
 
 def differences_plot(rows: Sequence[Result]) -> Plot:
@@ -132,14 +89,7 @@ def differences_plot(rows: Sequence[Result]) -> Plot:
     shown = [row for row in rows if row.measure == "final_loss" and not np.isnan(row.estimate)]
     for number, row in enumerate(shown):
         ticks[float(number)] = row.arm
-        points.append(
-            curve(
-                number,
-                row.arm,
-                [number, number],
-                [row.low, row.high],
-            )
-        )
+        points.append(curve(number, row.arm, [number, number], [row.low, row.high]))
     return Plot(
         "differences",
         "Final loss less the baseline's: intervals over seeds",
@@ -147,9 +97,19 @@ def differences_plot(rows: Sequence[Result]) -> Plot:
         "arm",
         "difference of final losses (nats/token)",
         levels=(0.0,),
-        include=(0.0,),
         ticks=ticks,
     )
+
+
+def rates_plot(grid: pd.DataFrame) -> Plot:
+    """Return the mean final loss of each recipe against the setting that was varied alone."""
+    title, *keys = grid.columns[:-4] if len(grid) else ["arm"]
+    points = []
+    if len(keys) == 1 and pd.api.types.is_numeric_dtype(grid[keys[0]]):
+        for number, (arm, rows) in enumerate(grid.groupby(title, sort=False)):
+            points.append(curve(number, str(arm), rows[keys[0]].to_numpy(), rows.loss.to_numpy()))
+    text = "Final loss against what was varied: mean of seeds"
+    return Plot("rates", text, joined(points), "".join(keys), LOSS, log="x")
 
 
 def losses_plot(ladder: Ladder) -> Plot:
@@ -197,6 +157,5 @@ def gains_plot(gains: pd.DataFrame) -> Plot:
         "FLOPs of the baseline / of the arm, at equal loss",
         log="x",
         levels=(1.0,),
-        include=(1.0,),
         ticks={size: human(size) for size in shown["size"]},
     )

@@ -3,130 +3,110 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from efftrain_cli.compare.arms import Arm, best_of_each
+from efftrain_cli.compare.arms import Arm, best_of_each, differing_keys
 from efftrain_cli.foundation.console import counted, table_lines
 
 NOTE = "*: best, compared; !: at the edge of the grid"
 
 
+def varied_keys(groups: Sequence[Arm]) -> list[str]:
+    """Return the keys that differ between settings of one recipe."""
+    by_recipe: dict[str, list[Arm]] = {}
+    for group in groups:
+        by_recipe.setdefault(group.first.arm, []).append(group)
+    keys: dict[str, None] = {}
+    for settings in by_recipe.values():
+        keys |= dict.fromkeys(differing_keys(settings))
+    return list(keys)
+
+
 def grid_frame(
     groups: Sequence[Arm],
     keys: Sequence[str],
+    title: str = "arm",
 ) -> pd.DataFrame:
-    """Return a row per recipe and setting, in the order of the values.
+    """Return a row per recipe and setting, in the order of the values; none without keys.
 
-    Columns: `arm`, each of `keys`, `loss` (mean over seeds, NaN if a run has none), `seeds`, `best`
-    and `edge` (the keys whose best value is the least or the most that was tried).
+    Columns: `title`, each of `keys`, `loss` (mean over seeds, NaN if a run has none), `seeds`,
+    `best` and `edge` (what would widen the grid: "optim.lr=0.008"; "" unless it is best there).
 
     Args:
         groups: arms of all settings.
         keys: what was varied, dotted.
+        title: name of the column of the recipes.
     """
+    if not keys:
+        return pd.DataFrame()
     best = best_of_each(groups)
     rows = []
     for group in groups:
-        values = {key: group.first.settings.get(key) for key in keys}
-        losses = pd.Series([run.final_loss for run in group.runs])
-        arm = group.first.arm
-        is_best = group in best
-        edges = []
-        if is_best:
-            of_arm = [each for each in groups if each.first.arm == arm]
-            edges = edges_of(group, of_arm, keys)
+        rivals = [each for each in groups if each.first.arm == group.first.arm]
         row = {
-            "arm": arm,
-            **values,
-            "loss": losses.mean(skipna=False),
-            "seeds": len(losses),
-            "best": is_best,
-            "edge": edges,
+            title: group.first.arm,
+            **{key: group.first.settings.get(key) for key in keys},
+            "loss": np.mean([run.final_loss for run in group.runs]),
+            "seeds": len(group.runs),
+            "best": group in best,
+            "edge": beyond(group, rivals, keys) if group in best else "",
         }
         rows.append(row)
     return pd.DataFrame(rows).sort_values(list(keys), kind="stable")
 
 
-def edges_of(
+def beyond(
     best: Arm,
     groups: Sequence[Arm],
     keys: Sequence[str],
-) -> list[str]:
-    """Return the keys whose best value is the least or the most of the recipe's groups."""
-    edges = []
-    for key in keys:
-        values = numbers_of(groups, key)
-        value = best.first.settings.get(key)
-        if len(values) > 1 and value in (values[0], values[-1]):
-            edges.append(key)
-    return edges
+) -> str:
+    """Return the values next to those of the best setting that are the least or the most tried.
 
-
-def numbers_of(
-    groups: Sequence[Arm],
-    key: str,
-) -> list[float]:
-    """Return the numbers that a key has, in order."""
-    values: set[float] = set()
-    for group in groups:
-        value = group.first.settings.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            values.add(value)
-    return sorted(values)
-
-
-def wider(
-    groups: Sequence[Arm],
-    key: str,
-    at: Any,
-) -> float:
-    """Return the next value beyond an edge, as far away as the last step of the grid."""
-    values = numbers_of(groups, key)
-    if at == values[0]:
-        return float(at * values[0] / values[1])
-    return float(at * values[-1] / values[-2])
-
-
-def grid_lines(
-    frame: pd.DataFrame,
-    keys: Sequence[str],
-    title: str = "",
-) -> list[str]:
-    """Return the losses as a table: values x recipes of one key, a line per setting of several.
-
-    Args:
-        title: what the grid was for, first in the head.
+    Each is as far away as the last step of the grid; "" if there is none.
     """
-    seeds = counted(int(frame.seeds.max()), "seed")
+    texts = []
+    for key in keys:
+        tried = [group.first.settings.get(key) for group in groups]
+        values = sorted({value for value in tried if isinstance(value, int | float)})
+        at = best.first.settings.get(key)
+        if len(values) < 2 or at not in (values[0], values[-1]):
+            continue
+        neighbour = values[1] if at == values[0] else values[-2]
+        texts.append(f"{key}={at * at / neighbour:g}")
+    return ", ".join(texts)
+
+
+def edge_notes(frame: pd.DataFrame) -> list[str]:
+    """Return a note per recipe whose best setting is at an edge, with what would widen the grid."""
+    notes = []
+    for _, row in frame.iterrows():
+        if row.edge:
+            notes.append(f"{row.iloc[0]}: best at the edge of its grid; add {row.edge}")
+    return notes
+
+
+def grid_lines(frame: pd.DataFrame) -> list[str]:
+    """Return the losses as a table: values x recipes of one key, a line per setting of several."""
+    if frame.empty:
+        return []
+    title, *keys = frame.columns[:-4]
     cells = []
     for _, row in frame.iterrows():
-        cell = "failed"
-        if row.loss == row.loss:
-            cell = f"{row.loss:.4f}"
-        if row.best:
-            cell += "*"
-        if row.edge:
-            cell += "!"
-        cells.append(cell)
+        loss = "failed" if np.isnan(row.loss) else f"{row.loss:.4f}"
+        cells.append(loss + "*" * row.best + "!" * bool(row.edge))
     frame = frame.assign(cell=cells)
-    mean = f"nats/token, mean of {seeds}"
+    mean = f"nats/token, mean of {counted(int(frame.seeds.max()), 'seed')}"
+    # An arm that was not tuned over a key has no value of it.
+    texts = frame[[title, *keys, "cell"]].astype(object).fillna("-").astype(str)
     if len(keys) > 1:
-        # An arm that was not tuned over a key has no value of it.
-        texts = frame[["arm", *keys, "cell"]].astype(object)
-        texts = texts.fillna("-").astype(str)
         rows = [tuple(row) for row in texts.to_numpy()]
-        head = (title or "arm", *keys, mean)
-        return ["", *table_lines(head, rows), NOTE]
+        return ["", *table_lines((title, *keys, mean), rows), NOTE]
     (key,) = keys
-    frame = frame.dropna(subset=[key])
-    values = list(dict.fromkeys(frame[key]))
-    rows = []
-    for arm, group in frame.groupby("arm", sort=False):
-        by_value = dict(zip(group[key], group.cell, strict=True))
-        of_arm = [by_value.get(value, "") for value in values]
-        rows.append((f"  {arm}", *of_arm))
-    head = (f"{title} {key}".strip(), *map(str, values))
-    first, *rest = table_lines(head, rows)
+    texts = texts[texts[key] != "-"]
+    table = texts.pivot_table(index=title, columns=key, values="cell", aggfunc="first", sort=False)
+    table = table.fillna("")
+    rows = [(f"  {arm}", *row) for arm, row in zip(table.index, table.to_numpy(), strict=True)]
+    first, *rest = table_lines((f"{title} {key}".removeprefix("arm "), *table.columns), rows)
     return ["", f"{first}    {mean}", *rest, NOTE]

@@ -126,14 +126,16 @@ def judge(
         level: level of the two-sided interval, and of the claim before it is corrected.
         claims: number of claims that are corrected together.
     """
-    why = why_no_pairs(pairs) or measure.why_blank(pairs)
     change = Estimate(math.nan, 0)
+    base = arm = math.nan
+    why = why_no_pairs(pairs)
+    if not why:
+        base, arm = map(measure.mean, pairs.kept)
+        why = measure.why_blank(pairs)
     if not why:
         change = measure.estimate(pairs)
+        why = measure.missing if math.isnan(change.mean) else ""
     half = change.half_width(level)
-    base = arm = math.nan
-    if not why_no_pairs(pairs):
-        base, arm = map(measure.mean, pairs.kept)
     result = Result(
         measure=measure.key,
         title=measure.title,

@@ -19,20 +19,18 @@ from efftrain_cli.run.reading import COSTS, Run
 
 SAME = 1.02
 """Largest ratio of two budgets that count as equal."""
-SCHEDULE = ("schedule", "decay_share", "decay_shape", "decay_tokens", "decay_steps")
-"""Keys of [optim] that decide the shape of the learning rate's decay."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run. Arms are compared by differences, arm less baseline; lower is better."""
+    """A number of a run. Arms are compared by differences, arm less baseline."""
 
     key: str
     title: str
     unit: str
     read: Callable[..., float]
     """Return the number; NaN if the run has none."""
-    better: ClassVar[int] = -1
+    better: int = -1
     """Sign of a change for the better."""
     missing: ClassVar[str] = "not recorded"
     """Why a run has no value."""
@@ -43,32 +41,29 @@ class Measure:
 
     def values(self, pairs: Pairs) -> list[np.ndarray]:
         """Return the values of baseline and arm, on the scale of the test."""
-        values = []
-        for runs in pairs.kept:
-            values.append(np.array([self.read(run) for run in runs]))
-        return values
+        return [np.array([self.read(run) for run in runs]) for runs in pairs.kept]
 
     def shown(self, change: float) -> float:
         """Return a change on the scale of the test as it is shown."""
         return change
 
+    def margin(self, margin: float) -> float:
+        """Return a margin on the scale of the test."""
+        return margin
+
     def estimate(self, pairs: Pairs) -> Estimate:
-        """Estimate the change from baseline to arm, on the scale of the test."""
+        """Estimate the change from baseline to arm, on the scale of the test.
+
+        Its mean is NaN if a run has no value.
+        """
         base, arm = self.values(pairs)
         if pairs.is_paired:
             return paired(arm - base)
         return unpaired(base, arm)
 
     def why_blank(self, pairs: Pairs) -> str:
-        """Return why there is no estimate; "" if there is one."""
-        base, arm = (np.isnan(values).sum() for values in self.values(pairs))
-        if base or arm:
-            return f"{self.missing}: {arm} runs, {base} of the baseline"
+        """Return why the arms do not compare by this measure; "" if they do."""
         return ""
-
-    def margin(self, margin: float) -> float:
-        """Return a margin on the scale of the test."""
-        return margin
 
     def terms(self, pairs: Pairs) -> str:
         """Return under which terms the arms are compared, if a reader must know them; else ""."""
@@ -79,24 +74,18 @@ class FinalLoss(Measure):
     """A loss at the end of a budget: compared at equal tokens, or else at equal FLOPs."""
 
     def why_blank(self, pairs: Pairs) -> str:
-        """Return why there is no estimate; "" if there is one."""
-        return super().why_blank(pairs) or unequal_budgets(pairs)
+        """Return why the arms do not compare by this measure; "" if they do."""
+        return unequal_budgets(pairs)
 
     def terms(self, pairs: Pairs) -> str:
         """Return at which budget the losses are compared, unless all of them are equal."""
-        ratios = {cost: spent_ratio(pairs, cost) for cost in ("tokens", "flops")}
-        tokens, flops = ratios.values()
+        tokens = spent_ratio(pairs, "tokens")
+        flops = spent_ratio(pairs, "flops")
         if is_one(flops):
             return "" if is_one(tokens) else f"at equal FLOPs and {tokens:.3g}x the tokens"
         if is_one(tokens) and math.isfinite(flops):
             return f"at equal tokens and {flops:.3g}x the FLOPs"
         return ""
-
-
-class FinalScore(FinalLoss):
-    """A score at the end of a budget; higher is better."""
-
-    better = 1
 
 
 def spent_ratio(pairs: Pairs, column: str) -> float:
@@ -133,7 +122,6 @@ def unequal_budgets(pairs: Pairs) -> str:
 class Cost(Measure):
     """A cost to reach a loss. Arms are compared by ratios, baseline / arm: above 1 is better."""
 
-    better = 1
     missing = "not reached"
 
     def values(self, pairs: Pairs) -> list[np.ndarray]:
@@ -144,19 +132,18 @@ class Cost(Measure):
         """Return the ratio."""
         return math.exp(change)
 
-    def why_blank(self, pairs: Pairs) -> str:
-        """Return why there is no ratio; "" if there is one."""
-        return super().why_blank(pairs) or other_schedules(pairs)
-
     def margin(self, margin: float) -> float:
         """Return a share of the cost as a logarithm."""
         return math.log1p(margin)
 
+    def why_blank(self, pairs: Pairs) -> str:
+        """Return why the arms do not compare by this measure; "" if they do."""
+        fewest = min(len(run.curve) for run in pairs.runs)
+        return f"fewer than {FEWEST} evaluations" if fewest < FEWEST else other_schedules(pairs)
+
 
 class Match(Cost):
     """A cost to match the worse run's final loss: `read` takes a pair, and returns a log ratio."""
-
-    missing = f"fewer than {FEWEST} evaluations"
 
     def mean(self, runs: Sequence[Run]) -> float:
         """Return NaN: a single run has no such cost."""
@@ -168,11 +155,8 @@ class Match(Cost):
         return [np.zeros_like(ratios), ratios]
 
     def why_blank(self, pairs: Pairs) -> str:
-        """Return why there is no ratio; "" if there is one."""
-        if not pairs.is_paired:
-            return "no shared seed"
-        _, ratios = self.values(pairs)
-        return self.missing if np.isnan(ratios).any() else other_schedules(pairs)
+        """Return why the arms do not compare by this measure; "" if they do."""
+        return super().why_blank(pairs) if pairs.is_paired else "no shared seed"
 
 
 class Multiplier(Match):
@@ -181,10 +165,9 @@ class Multiplier(Match):
     missing = "not identified at the largest size"
 
     def why_blank(self, pairs: Pairs) -> str:
-        """Return why there is no multiplier; "" if there is one."""
+        """Return why the arms do not compare by this measure; "" if they do."""
         # Each of its runs decays over its own budget, whatever the schedule.
-        why = super().why_blank(pairs)
-        return why if why in ("no shared seed", self.missing) else ""
+        return "" if pairs.is_paired else "no shared seed"
 
 
 def other_schedules(pairs: Pairs) -> str:
@@ -198,10 +181,7 @@ def other_schedules(pairs: Pairs) -> str:
         return "no schedule known"
     if any(has_plateau(schedule) for schedule in schedules):
         return "the learning rate decays at the end alone"
-    shapes = set()
-    for run in pairs.runs:
-        shapes.add(tuple(run.settings.get(f"optim.{key}") for key in SCHEDULE))
-    if len(shapes) > 1:
+    if len(schedules) > 1 or len({end_of_decay(run) for run in pairs.runs}) > 1:
         return "learning rates decay in different ways"
     budgets = [run.budget for run in pairs.runs]
     spent = [run.spent("tokens") for run in pairs.runs]
@@ -216,6 +196,18 @@ def schedule_of(run: Run) -> str:
     """Return the name of a run's schedule; "" if a table does not say."""
     default = "cosine" if run.conditions else ""
     return str(run.settings.get("optim.schedule", default))
+
+
+def end_of_decay(run: Run) -> tuple[str, float]:
+    """Return where a run's learning rate reaches its least: the unit, and the number of them.
+
+    Runs of other budgets are told apart by these.
+    """
+    for unit in ("steps", "tokens"):
+        end = run.settings.get(f"optim.decay_{unit}")
+        if end is not None and end != run.budget:
+            return unit, float(end)
+    return "budget", 1.0
 
 
 def has_plateau(schedule: str) -> bool:
@@ -241,67 +233,46 @@ def measures_of(
     """Return the measures of a comparison, in the order of its table.
 
     Args:
-        logs: see `Ladder.logs`.
         target: loss to reach, nats per token; None for costs to match a final loss alone.
         maximize: the final values are scores, of which the higher is better.
+        logs: see `Ladder.logs`.
     """
-    kind = FinalScore if maximize else FinalLoss
-    title = "final score" if maximize else "final loss"
     unit = "nats/token" if any(run.conditions for run in runs) else ""
-    measures: list[Measure] = [
-        kind(
-            "final_loss",
-            title,
-            unit,
-            lambda run: run.final_loss,
-        )
-    ]
+    if maximize:
+        first = FinalLoss("final_loss", "final score", unit, final_loss, better=1)
+    else:
+        first = FinalLoss("final_loss", "final loss", unit, final_loss)
+    measures: list[Measure] = [first]
     for cost in () if maximize else COSTS:
         if any(run.curve[cost].isna().any() for run in runs):
             continue
         word = WORDS[cost]
         read = partial(log_saving, cost=cost)
-        measures.append(
-            Match(
-                f"{cost}_to_match",
-                f"{word} to match",
-                "x",
-                read,
-            )
-        )
+        measures.append(Match(f"{cost}_to_match", f"{word} to match", "x", read, better=1))
         if target is not None:
             read = partial(cost_to_reach, cost=cost, loss=target)
-            measures.append(
-                Cost(
-                    f"{cost}_to_target",
-                    f"{word} to {target:g}",
-                    "x",
-                    read,
-                )
-            )
+            measures.append(Cost(f"{cost}_to_target", f"{word} to {target:g}", "x", read, better=1))
     if logs:
-        title = "compute multiplier"
         measures.append(
             Multiplier(
                 "compute_multiplier",
-                title,
+                "compute multiplier",
                 "x",
                 lambda _, run: logs.get((run.arm, run.seed), math.nan),
+                better=1,
             )
         )
     titles: dict[str, float] = {}
     for run in runs:
         titles |= run.facts
     for title in titles:
-        measures.append(
-            Measure(
-                title,
-                title,
-                "",
-                partial(fact, title=title),
-            )
-        )
+        measures.append(Measure(title, title, "", partial(fact, title=title)))
     return measures
+
+
+def final_loss(run: Run) -> float:
+    """Return the final loss of a run; NaN unless it finished."""
+    return run.final_loss
 
 
 def fact(run: Run, title: str) -> float:

@@ -1,8 +1,7 @@
 """Draw figures: with matplotlib for pages, or with plotext in a terminal.
 
 Colours are Okabe and Ito's (2008), which colour-blind readers can distinguish, and a grey; each
-group also has its own line style and marker. A figure for a page is an SVG whose text and axes have
-the page's text colour, so that it can be read on light and on dark pages.
+group also has its own line style.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from string import ascii_lowercase, ascii_uppercase
-from typing import TYPE_CHECKING, Any
+from string import ascii_letters
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,14 +24,12 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (6, 4)))
-MARKERS = "os^DvPX"
-_LETTERS = ascii_uppercase + ascii_lowercase
-_TERMINAL_COLOURS = ("blue", "orange", "green", "magenta", "cyan", "red")
-_INK = "#010203"
-"""Placeholder of the page's text colour, which `inline_svg` replaces."""
-_INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+LETTERS = ascii_letters.swapcase()
 HEIGHT = 20
 """Height of a plot in the terminal, in lines."""
+TURN = 8
+"""Points of a curve after which the next one is drawn in a terminal: none hides another."""
+Values = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,6 @@ class Plot:
     """Axes on a log scale: "x" or "y"."""
     fit_from: float = 0.0
     """The y axis covers the curves from this x on."""
-    include: tuple[float, ...] = ()
-    """Further values that the y axis covers."""
     levels: tuple[float, ...] = ()
     """Values of y with a dotted line."""
     ticks: Mapping[float, str] = field(default_factory=dict)
@@ -63,22 +58,19 @@ class Plot:
 
     @property
     def low_high(self) -> tuple[float, float]:
-        """Range of the y axis, without a margin."""
+        """Range of the y axis, with a margin."""
         late = self.curves[self.curves.x >= self.fit_from]
-        drawn = late[["y", "low", "high"]].to_numpy()
-        values = [*drawn.ravel(), *self.include]
-        return float(np.nanmin(values)), float(np.nanmax(values))
+        values = [*late[["y", "low", "high"]].to_numpy().ravel(), *self.levels]
+        low = float(np.nanmin(values))
+        high = float(np.nanmax(values))
+        margin = 0.05 * (high - low) or 0.01
+        return low - margin, high + margin
 
     def tick(self, value: float) -> str:
         """Format a number of tokens, FLOPs, seconds or steps beside the x axis."""
         if self.x.startswith("FLOPs"):
             return human(value, "FLOP").removesuffix("FLOP").strip()
-        if abs(value) >= 1e15:
-            return f"{value:.3g}"
         return human(value, digits=4)
-
-
-Values = Sequence[float] | np.ndarray
 
 
 def curve(
@@ -100,17 +92,8 @@ def curve(
     """
     import pandas as pd
 
-    return pd.DataFrame(
-        {
-            "group": group,
-            "label": label,
-            "line": line,
-            "x": x,
-            "y": y,
-            "low": low,
-            "high": high,
-        }
-    )
+    points = {"x": x, "y": y, "low": low, "high": high}
+    return pd.DataFrame({"group": group, "label": label, "line": line, **points})
 
 
 def joined(curves: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -124,239 +107,87 @@ def draw_figure(plots: Sequence[Plot]) -> Figure:
     """Draw plots side by side, with one y axis."""
     from matplotlib.figure import Figure
 
-    columns = len(plots)
-    figure = Figure(figsize=(5.4 * columns, 3.7), layout="constrained")
-    panels = figure.subplots(
-        1,
-        columns,
-        sharey=True,
-        squeeze=False,
-    )
+    figure = Figure(figsize=(5.4 * len(plots), 3.7), layout="constrained")
+    panels = figure.subplots(1, len(plots), sharey=True, squeeze=False)
     for axes, plot in zip(panels.flat, plots, strict=True):
-        _draw_lines(axes, plot)
-        _set_axes(axes, plot)
-
+        draw_plot(axes, plot)
     handles, labels = panels.flat[0].get_legend_handles_labels()
-    if labels:
-        # Below the axes, where it hides no curve, in as many columns as fit.
-        longest = max(map(len, labels))
-        fitting = 70 * columns // (8 + longest)
-        fitting = max(1, min(len(handles), fitting))
-        # The legend's further lines take nothing from the axes.
-        further = (len(handles) - 1) // fitting
-        figure.set_figheight(figure.get_figheight() + 0.18 * further)
-        figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            fontsize=8.5,
-            frameon=False,
-            ncols=fitting,
-        )
+    # Below the axes, where it hides no curve.
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(plots), frameon=False)
     return figure
 
 
-def _draw_lines(axes: Axes, plot: Plot) -> None:
+def draw_plot(axes: Axes, plot: Plot) -> None:
+    """Draw the curves and axes of a plot."""
+    from matplotlib.ticker import FuncFormatter
+
     for group, curves in plot.curves.groupby("group", sort=False):
-        # A name with a dollar sign is not a formula.
-        label = curves.label.iloc[0].replace("$", r"\$")
         colour = COLOURS[group % len(COLOURS)]
-        style = STYLES[(group + group // len(COLOURS)) % len(STYLES)]
-        lines = curves.line.nunique()
-        for line, points in curves.groupby("line", sort=False):
-            alpha = 0.9
-            if plot.fades:
-                alpha = 0.25 + 0.75 * (line + 1) / lines
-            axes.plot(
-                points.x,
-                points.y,
-                label=label,
-                color=colour,
-                linestyle=style,
-                linewidth=1.6 if lines == 1 else 1.1,
-                alpha=alpha,
-                marker=MARKERS[group % len(MARKERS)] if points.x.nunique() == 1 else "",
-                markersize=4,
-            )
-            # The legend has one entry per group: an underscore hides the other lines.
+        style = STYLES[group % len(STYLES)]
+        # A name with a dollar sign is not a formula; the legend has one entry per group.
+        label = curves.label.iloc[0].replace("$", r"\$")
+        lines = curves.groupby("line", sort=False)
+        for number, (_, points) in enumerate(lines, 1):
+            alpha = number / len(lines) if plot.fades else 0.9
+            axes.plot(points.x, points.y, label=label, color=colour, linestyle=style, alpha=alpha)
+            axes.fill_between(points.x, points.low, points.high, color=colour, alpha=0.2)
             label = "_"
-            axes.fill_between(
-                points.x,
-                points.low,
-                points.high,
-                color=colour,
-                alpha=0.2,
-                linewidth=0,
-            )
-
-
-def _set_axes(axes: Axes, plot: Plot) -> None:
-    """Draw levels, and set scales, limits and labels."""
-    from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator, NullFormatter
-
-    thin: dict[str, Any] = {
-        "color": _INK,
-        "linewidth": 0.8,
-        "alpha": 0.6,
-        "linestyle": ":",
-    }
     for level in plot.levels:
-        axes.axhline(level, **thin)
-
+        axes.axhline(level, color="black", linewidth=0.8, linestyle=":")
     if "y" in plot.log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(LogFormatter())
     else:
-        low, high = plot.low_high
-        margin = 0.05 * (high - low) or 0.01
-        axes.set_ylim(low - margin, high + margin)
+        axes.set_ylim(plot.low_high)
     if "x" in plot.log:
         axes.set_xscale("log")
-    elif not plot.ticks:
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plot.tick(value)))
-        axes.set_xlim(left=0.0)
     if plot.ticks:
         axes.set_xticks(list(plot.ticks), list(plot.ticks.values()))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-
-    axes.set_title(
-        plot.title,
-        fontsize=11,
-        loc="left",
-    )
+    else:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plot.tick(value)))
+    axes.set_title(plot.title, fontsize=11, loc="left")
     axes.set_xlabel(plot.x)
     axes.set_ylabel(textwrap.fill(plot.y, 40))
-    axes.grid(
-        alpha=0.18,
-        linewidth=0.6,
-        color=_INK,
-    )
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.2)
 
 
 def inline_svg(plot: Plot) -> str:
-    """Return the figure as an SVG element for a page, in the page's text colour."""
+    """Return the figure as an SVG element for a page."""
     import matplotlib
 
     out = io.StringIO()
-    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    style: dict[Any, Any] = dict.fromkeys(_INKED, _INK)
-    # The salt makes identifiers differ between the figures of a page, and repeat from run to run.
-    style |= {"font.size": 9.5, "svg.fonttype": "none", "svg.hashsalt": plot.name}
-    with matplotlib.rc_context(style):
-        draw_figure([plot]).savefig(
-            out,
-            format="svg",
-            transparent=True,
-            metadata=metadata,
-        )
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        draw_figure([plot]).savefig(out, format="svg")
     svg = out.getvalue()
-    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    return svg[svg.index("<svg") :]
 
 
-def draw_in_terminal(
-    plot: Plot,
-    width: int,
-    colour: bool = False,
-) -> str:
-    """Return a plot as text, with the curves of each group as its letter.
-
-    Args:
-        width: width of the text, in characters.
-        colour: whether to colour the letters.
-    """
+def draw_in_terminal(plot: Plot, width: int) -> str:
+    """Return a plot as text of this many characters a line, each group's curves as its letter."""
     import plotext
-    from matplotlib.ticker import MaxNLocator
 
     shown = plot.curves[np.isfinite(plot.curves.y)]
     if shown.empty:
         return ""
-    scale_x = np.log10 if "x" in plot.log else np.asarray
-    scale_y = np.log10 if "y" in plot.log else np.asarray
-    left = float(shown.x.min())
-    right = float(shown.x.max())
-    # A single point has no width, and a flat curve no height.
-    if left == right:
-        right += 1.0
-    low, high = plot.low_high
-    if low == high:
-        high += abs(high) / 100 or 1.0
-    ends = scale_x([left, right])
-    heights = scale_y([low, high])
-
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.limit_size(False, False)
     plotext.plot_size(width, HEIGHT)
-    shown = shown.assign(x=scale_x(shown.x), y=scale_y(shown.y))
-    _scatter_in_turns(
-        shown,
-        ends,
-        heights,
-        width,
-    )
-
-    plotext.xlim(*ends)
-    plotext.ylim(*heights)
-    ticks = plot.ticks or {
-        mark: plot.tick(mark) for mark in MaxNLocator(5).tick_values(left, right)
-    }
-    marks = {mark: text for mark, text in ticks.items() if left <= mark <= right}
-    plotext.xticks(scale_x(list(marks)).tolist(), list(marks.values()))
-    places = np.linspace(heights[0], heights[1], 6)
-    values = 10**places if "y" in plot.log else places
-    plotext.yticks(places.tolist(), [f"{value:.4g}" for value in values])
+    groups = list(shown.groupby("group"))
+    names = []
+    for turn, (group, curves) in enumerate(groups):
+        letter = LETTERS[group % len(LETTERS)]
+        names.append(f"{letter} {curves.label.iloc[0]}")
+        for _, points in curves.groupby("line"):
+            is_turn = np.arange(len(points)) // TURN % len(groups) == turn
+            drawn = points[is_turn | (len(points) <= TURN)]
+            plotext.scatter(drawn.x.tolist(), drawn.y.tolist(), marker=letter)
+    if plot.log:
+        plotext.xscale(plot.log.replace("x", "log"))
+    else:
+        marks = np.linspace(shown.x.min(), shown.x.max(), 5)
+        plotext.xticks(marks.tolist(), [plot.tick(mark) for mark in marks])
+    plotext.ylim(*plot.low_high)
     plotext.title(plot.y)
     plotext.xlabel(plot.x)
-    text = plotext.build()
-    if not colour:
-        text = plotext.uncolorize(text)
-    labels = shown.groupby("group", sort=False).label.first()
-    names = [f"{letter(int(group))} {label}" for group, label in labels.items()]
+    text = plotext.uncolorize(plotext.build())
     return f"{text.rstrip()}\n{textwrap.fill(', '.join(names), width)}"
-
-
-def _scatter_in_turns(
-    curves: pd.DataFrame,
-    ends: Values,
-    heights: Values,
-    width: int,
-) -> None:
-    """Draw the groups' letters, which take turns every few columns so that none hides another.
-
-    Args:
-        curves: points on the scale of the axes.
-        ends: left and right end of the x axis.
-        heights: lower and upper end of the y axis.
-    """
-    import plotext
-
-    left, right = ends
-    low, high = heights
-    n_groups = curves.group.nunique()
-    for place, (group, lines) in enumerate(curves.groupby("group")):
-        for _, points in lines.groupby("line"):
-            x = points.x.to_numpy()
-            y = points.y.to_numpy()
-            # Several points a column, so that a steep line leaves no gaps.
-            at = np.linspace(x[0], x[-1], 8 * width)
-            height = np.interp(at, x, y)
-            column = (at - left) / (right - left) * width
-            is_turn = column // 4 % n_groups == place
-            is_inside = (low <= height) & (height <= high)
-            drawn = (is_turn | (x[0] == x[-1])) & is_inside
-            plotext.scatter(
-                at[drawn].tolist(),
-                height[drawn].tolist(),
-                marker=letter(group)[0],
-                color=_TERMINAL_COLOURS[group % len(_TERMINAL_COLOURS)],
-            )
-
-
-def letter(group: int) -> str:
-    """Return the short name of a group by its number: A to Z, a to z, then R53 and so on."""
-    if group < len(_LETTERS):
-        return _LETTERS[group]
-    return f"R{group + 1}"

@@ -11,8 +11,9 @@ from html import escape
 import pandas as pd
 
 from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.grids import grid_lines
 from efftrain_cli.compare.judge import WITHIN, Result
-from efftrain_cli.compare.ladder import describe_trends, gain_table
+from efftrain_cli.compare.ladder import describe_trends
 from efftrain_cli.compare.picture import inline_svg
 from efftrain_cli.foundation.console import counted, human, human_seconds, table_lines
 from efftrain_cli.foundation.files import csv_text
@@ -229,7 +230,8 @@ def screen_lines(comparison: Comparison, details: bool) -> list[str]:
     """Return what a terminal shows: the answer first."""
     lines = sentences(comparison)
     lines += frame_lines(arm_table(comparison))
-    lines += frame_lines(gain_table(comparison.gains))
+    lines += grid_lines(comparison.grid)
+    lines += frame_lines(comparison.gains)
     lines += describe_trends(comparison.gains)
     caveats = comparison.caveats
     if details:
@@ -287,6 +289,7 @@ def to_html(comparison: Comparison) -> str:
     parts.append(arm_table(comparison).to_html(index=False))
     parts += [inline_svg(plot) for plot in comparison.plots]
     for title, frame in comparison.frames.items():
-        parts.append(f"<h2>{title}</h2>{frame.map(cell_text).to_html(index=False)}")
+        if not frame.empty:
+            parts.append(f"<h2>{title}</h2>{frame.map(cell_text).to_html(index=False)}")
     parts += [f"<p>{escape(caveat)}</p>" for caveat in comparison.caveats]
     return "\n".join(parts)

@@ -176,10 +176,13 @@ def training_bytes(
     return state + sequences * seq_len * (blocks + logits)
 
 
-def disk_bytes(recipe: Recipe) -> int:
-    """Return the bytes that a finished run keeps on disk: its checkpoints and its rows."""
+def disk_bytes(recipe: Recipe, weights_only: bool = False) -> int:
+    """Return the bytes that a finished run keeps on disk: its checkpoints, or the last weights, and
+    its rows."""
     steps = recipe.train.tokens // (recipe.train.batch_size * recipe.model.seq_len) + 1
     config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
+    if weights_only:
+        return 4 * parameter_count(config) + steps * ROW
     return recipe.checkpoint.most * checkpoint_bytes(recipe, config) + steps * ROW
 
 

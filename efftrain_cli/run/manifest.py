@@ -20,6 +20,7 @@ MANIFEST = "manifest.json"
 WITHOUT_OPTIMIZER = frozenset({"model.safetensors", "progress.json", "recipe.toml"})
 """Files of a checkpoint that its weights alone need."""
 REQUIRED = WITHOUT_OPTIMIZER | {"optimizer.safetensors"}
+"""Files of a checkpoint that a run goes on from."""
 
 
 class ManifestFile(Part):
@@ -61,6 +62,23 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointError(f"{path}: {error.strerror}") from None
 
 
+def keep_weights(checkpoint: Path) -> None:
+    """Remove what a checkpoint holds beside its weights: it can be used, and not resumed.
+
+    A kill in between leaves it whole, with files that the next call removes.
+
+    Raises:
+        CheckpointError: its manifest is missing or damaged.
+    """
+    manifest = read_manifest(checkpoint)
+    files = {name: manifest.files[name] for name in sorted(WITHOUT_OPTIMIZER & {*manifest.files})}
+    if len(files) < len(manifest.files):
+        write_record(checkpoint / MANIFEST, manifest.model_copy(update={"files": files}))
+    for path in checkpoint.glob("*.safetensors"):
+        if path.name not in files:
+            path.unlink()
+
+
 def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> frozenset[str]:
     """Check every file of a checkpoint, or those that are needed, against its manifest; return the
     files' names.
@@ -70,7 +88,7 @@ def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> 
     """
     listed = read_manifest(directory).files
     names = [name for name in listed if needed is None or name in needed]
-    for name in sorted((needed or REQUIRED).difference(names)):
+    for name in sorted((needed or WITHOUT_OPTIMIZER).difference(names)):
         raise CheckpointError(f"{directory / MANIFEST} is damaged: it does not list {name}")
     for name in names:
         path = directory / name

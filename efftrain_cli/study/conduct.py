@@ -5,23 +5,29 @@ A look is written once. A claim that it closed is never judged again, and trains
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from efftrain_cli.compare.comparison import Comparison, compare
 from efftrain_cli.compare.inference import shares
 from efftrain_cli.compare.judge import Result
 from efftrain_cli.foundation.console import counted, listed
+from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.foundation.files import make_folder
+from efftrain_cli.run.directory import checkpoints_of, runs_root
 from efftrain_cli.run.lock import take_lock
+from efftrain_cli.run.manifest import keep_weights
 from efftrain_cli.run.reading import Run
 from efftrain_cli.study.plans import Plan
 from efftrain_cli.study.race import count_race, write_study_file
 from efftrain_cli.study.registration import read_looks, register, write_look
-from efftrain_cli.study.tuning import Tuned, tune
-from efftrain_cli.trials.trial import Runner
+from efftrain_cli.study.tuning import tune, tuning_trials
+from efftrain_cli.trials.command import CommandRunner
+from efftrain_cli.trials.runner import TrialRunner
+from efftrain_cli.trials.trial import Runner, Trial
 
 HOPELESS_FROM = 5
 """Fewest pairs at which a claim may be given up."""
@@ -30,21 +36,13 @@ Tell = Callable[[Sequence[Result], int], None]
 """Called with the claims of each new look, and its number of pairs."""
 
 
-@dataclass(frozen=True)
-class Conducted:
-    """What a study or race came to."""
-
-    comparison: Comparison
-    tuned: Tuned
-
-
 def conduct(
     plan: Plan,
     runner: Runner,
     tell: Tell,
     *,
     maximize: bool = False,
-) -> Conducted:
+) -> Comparison:
     """Train what a plan needs, and judge it at every look until all claims are closed.
 
     Args:
@@ -62,12 +60,27 @@ def conduct(
         lock.close()
 
 
+def runner_of(
+    plan: Plan,
+    device: str = "auto",
+    devices: int = 1,
+    jobs: int = 1,
+    failed_exit: int | None = None,
+) -> Runner:
+    """Return what trains the arms of a plan: their recipes, or a command."""
+    if plan.command:
+        table = plan.runs_folder / "runs.csv"
+        return CommandRunner(table, plan.metric, failed_exit=failed_exit)
+    study = "race" if plan.is_race else plan.name
+    return TrialRunner(plan.folder, device=device, jobs=jobs, devices=devices, study=study)
+
+
 def conduct_alone(
     plan: Plan,
     runner: Runner,
     tell: Tell,
     maximize: bool,
-) -> Conducted:
+) -> Comparison:
     """Conduct a plan that no other process conducts."""
     path = plan.folder / "plan.json"
     races = count_race(plan) if plan.is_race else 1
@@ -75,6 +88,8 @@ def conduct_alone(
     if plan.is_race:
         write_study_file(plan)
     tuned = tune(plan, runner)
+    if plan.is_race:
+        drop_states(tuning_trials(plan))
     base, *others = plan.arms
     runs: dict[str, Run] = {}
     rows: list[Result] = []
@@ -85,6 +100,8 @@ def conduct_alone(
             trials.append(tuned.trial(arm, seed))
         for run in runner.train(trials, counted(pairs, "pair")):
             runs[run.name] = run
+        if plan.is_race:
+            drop_states(trials)
 
         comparison = compare(
             runs.values(),
@@ -113,7 +130,17 @@ def conduct_alone(
     written = {row.key: row for row in rows}
     rows = [written.get(row.key, row) for row in comparison.rows]
     caveats += comparison.caveats
-    return Conducted(replace(comparison, rows=rows, caveats=caveats), tuned)
+    grid = comparison.grid if tuned.grid.empty else tuned.grid
+    return replace(comparison, rows=rows, caveats=caveats, grid=grid)
+
+
+def drop_states(trials: Iterable[Trial]) -> None:
+    """Leave of the checkpoints of ended runs the weights: no race goes on from them."""
+    for trial in trials:
+        for checkpoint in checkpoints_of(runs_root() / trial.name):
+            # A damaged checkpoint is for `runs verify` to name.
+            with contextlib.suppress(CheckpointError):
+                keep_weights(checkpoint)
 
 
 def close(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from efftrain_cli.compare.grids import grid_lines
 from efftrain_cli.compare.inference import POWER, TWO_SIDED, Estimate, shares
 from efftrain_cli.compare.judge import Claim, Result
 from efftrain_cli.compare.show import estimate_text
@@ -15,7 +14,7 @@ from efftrain_cli.foundation.records import read_record
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.reading import ENDED
-from efftrain_cli.study.conduct import UNEQUAL, Conducted
+from efftrain_cli.study.conduct import UNEQUAL
 from efftrain_cli.study.plans import Plan
 from efftrain_cli.study.registration import Registration, changed_keys
 from efftrain_cli.study.tuning import tuning_trials
@@ -62,7 +61,7 @@ def plan_lines(plan: Plan) -> list[str]:
     if plan.question:
         lines.insert(0, plan.question)
     if not plan.command:
-        costs = costs_of([*tuning, *last])
+        costs = costs_of([*tuning, *last], plan.is_race)
         lines += [f"costs   {costs}", *disk_lines(costs)]
     base, *others = (arm.name for arm in plan.arms)
     for claim in plan.claims:
@@ -152,13 +151,6 @@ def progress_text(trials: Sequence[Trial]) -> str:
     return text
 
 
-def result_lines(conducted: Conducted, plan: Plan) -> list[str]:
-    """Return the losses that tuning saw, as a table."""
-    if conducted.tuned.grid is None:
-        return []
-    return grid_lines(conducted.tuned.grid, sorted(plan.varied), "tuning")
-
-
 def race_line(plan: Plan) -> str:
     """Return what a race needs, in a line."""
     *first, last = map(str, plan.looks)
@@ -170,7 +162,8 @@ def race_line(plan: Plan) -> str:
         text += f" after {counted(len(tuning), 'run')} of tuning"
     if plan.command:
         return text
-    return f"{text}; at most {costs_of([*tuning, *plan.trials(plan.looks[-1])])}"
+    every = [*tuning, *plan.trials(plan.looks[-1])]
+    return f"{text}; at most {costs_of(every, weights_only=True)}"
 
 
 def pairs_needed(size: float, alpha: float = 0.05) -> int:

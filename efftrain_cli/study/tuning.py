@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
-from efftrain_cli.compare.arms import Arm, best_of_each, group_runs
-from efftrain_cli.compare.grids import grid_frame, wider
+from efftrain_cli.compare.arms import best_of_each, group_runs
+from efftrain_cli.compare.grids import edge_notes, grid_frame
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.study.plans import Grid, Plan, PlannedArm, Settings
@@ -28,9 +28,9 @@ class Tuned:
 
     points: Mapping[str, Point]
     """Arm -> its best settings; none of an arm that is not tuned."""
-    caveats: tuple[str, ...] = ()
-    grid: pd.DataFrame | None = None
-    """The losses of all settings; None without tuning."""
+    caveats: Sequence[str] = ()
+    grid: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """The losses of all settings; empty without tuning."""
 
     def trial(
         self,
@@ -71,9 +71,8 @@ def tune(plan: Plan, runner: Runner) -> Tuned:
         caveats.append(f"settings were chosen on {seeds}: intervals lack this noise")
     elif plan.is_race:
         caveats.append(MEASURED)
-    frame = grid_frame(groups, sorted(plan.varied))
-    caveats += edge_caveats(groups, frame)
-    return Tuned(chosen, tuple(caveats), frame)
+    frame = grid_frame(groups, sorted(plan.varied), "tuning")
+    return Tuned(chosen, [*caveats, *edge_notes(frame)], frame)
 
 
 def points_of(grid: Grid) -> list[Point]:
@@ -94,16 +93,3 @@ def settings_of(point: Point) -> Settings:
 def words_of(point: Point) -> list[str]:
     """Return a point as parts of a run's name."""
     return [*itertools.starmap(setting_word, point.items())]
-
-
-def edge_caveats(groups: Sequence[Arm], frame: pd.DataFrame) -> list[str]:
-    """Return a caveat for each best value at the edge of its grid, with what would widen it."""
-    caveats = []
-    for _, row in frame[frame.best].iterrows():
-        own = [group for group in groups if group.first.arm == row.arm]
-        for key in row.edge:
-            caveats.append(
-                f"{row.arm}: the best {key}, {row[key]:g}, is at the edge of its grid;"
-                f" add {key}={wider(own, key, row[key]):g}"
-            )
-    return caveats

@@ -377,7 +377,10 @@ def listed_files(checkpoint: Path) -> dict[str, ManifestFile]:
     """
     files = read_manifest(checkpoint).files
     for name in sorted(REQUIRED - files.keys()):
-        raise CheckpointError(f"{checkpoint / 'manifest.json'} is damaged: it does not list {name}")
+        raise CheckpointError(
+            f"{checkpoint / 'manifest.json'} does not list {name}: it is damaged, or only the"
+            " weights were kept"
+        )
     for name in files:
         if "/" in name or not (checkpoint / name).is_file():
             raise CheckpointError(f"{checkpoint / name} is missing")

@@ -43,8 +43,12 @@ class Costs:
         return ", ".join(parts)
 
 
-def costs_of(trials: Sequence[Trial]) -> Costs:
-    """Return what trials of recipes still need."""
+def costs_of(trials: Sequence[Trial], weights_only: bool = False) -> Costs:
+    """Return what trials of recipes still need.
+
+    Args:
+        weights_only: finished runs keep their last weights only.
+    """
     tokens = disk = runs = 0
     times: list[float | None] = []
     for trial in trials:
@@ -54,7 +58,7 @@ def costs_of(trials: Sequence[Trial]) -> Costs:
         left = recipe.train.tokens - int(last_row(runs_root() / trial.name).get("tokens") or 0)
         runs += 1
         tokens += max(left, 0)
-        disk += disk_bytes(recipe)
+        disk += disk_bytes(recipe, weights_only)
         times.append(seconds_left(recipe, max(left, 0)))
     known = [time for time in times if time is not None]
     seconds = sum(known) if len(known) == len(times) else None

@@ -346,3 +346,7 @@ def test_run_names_are_offered(tmp_path, monkeypatch):
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "elsewhere"))
     assert complete.run_names("") == ["small-seed1-elsewhere"]
     assert complete.run_or_recipe_names("small")[:2] == ["small-seed1-elsewhere", "small"]
+    study = tmp_path / "elsewhere" / "smaller-study"
+    study.mkdir()
+    (study / "runs.txt").write_text("small-seed1-elsewhere\n")
+    assert complete.run_or_group_names("small") == ["small-seed1-elsewhere", "smaller"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from efftrain_cli.compare.arms import group_runs
-from efftrain_cli.compare.grids import NOTE, grid_frame, grid_lines, wider
+from efftrain_cli.compare.grids import NOTE, edge_notes, grid_frame, grid_lines
 from tests.compare.runs import make_arm, make_run
 
 LR = "optim.lr"
@@ -30,7 +30,7 @@ def test_the_best_is_the_lowest_mean_among_settings_that_all_finished():
 
 
 def test_one_key_is_a_table_of_values_and_recipes():
-    head, a, b, note = grid_lines(grid_frame(groups(), [LR]), [LR], "tuning")[1:]
+    head, a, b, note = grid_lines(grid_frame(groups(), [LR], "tuning"))[1:]
     assert head.split()[:5] == ["tuning", LR, "0.001", "0.002", "0.004"]
     assert head.endswith("nats/token, mean of 2 seeds")
     assert a.split() == ["a", "4.5000", "4.1000*", "4.2000"]
@@ -41,18 +41,20 @@ def test_a_best_value_at_an_edge_is_marked_and_widened():
     """Of 1e-3 and 2e-3 the best is the last: the next is as far away again."""
     two = [group for group in groups() if group.first.settings[LR] < 3e-3]
     frame = grid_frame(two, [LR])
-    assert list(frame[frame.best].edge) == [[LR], [LR]]
-    assert wider(two, LR, 2e-3) == 4e-3 and wider(two, LR, 1e-3) == 5e-4
-    assert grid_lines(frame, [LR])[2].endswith("4.1000*!")
+    assert edge_notes(frame) == [
+        "a: best at the edge of its grid; add optim.lr=0.004",
+        "b: best at the edge of its grid; add optim.lr=0.004",
+    ]
+    assert grid_lines(frame)[2].endswith("4.1000*!")
 
 
 def test_arms_with_grids_of_their_own_are_lines():
     runs = make_arm("a", [4.0, 4.2], **{LR: 1e-3})
     runs += make_arm("b", [3.9, 4.1], **{"optim.warmup_steps": 9})
     keys = [LR, "optim.warmup_steps"]
-    lines = grid_lines(grid_frame(group_runs(runs), keys), keys)
+    lines = grid_lines(grid_frame(group_runs(runs), keys))
     assert [line.split()[:4] for line in lines[2:4]] == [
         ["a", "0.001", "-", "4.1000*"],
         ["b", "-", "9.0", "4.0000*"],
     ]
-    assert "b" not in "".join(grid_lines(grid_frame(group_runs(runs), [LR]), [LR])[2:-1])
+    assert "b" not in "".join(grid_lines(grid_frame(group_runs(runs), [LR]))[2:-1])

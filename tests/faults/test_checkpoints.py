@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
-from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.run.directory import Run, checkpoints_of
-from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER, verify_checkpoint, write_manifest
+from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER, keep_weights, verify_checkpoint
 from efftrain_cli.training.build import build_state
 from efftrain_cli.training.checkpoint import load
 from efftrain_cli.training.resuming import accepted_differences, new_differences, stray_files
@@ -91,15 +90,14 @@ def test_a_manifest_that_is_none(run, fault, capfd):
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 
-def test_a_manifest_that_lists_too_little(run, capfd):
-    """Whole in itself, and without the optimizer's state: fit to be sampled from, not to be
-    resumed."""
+def test_a_checkpoint_that_keeps_its_weights_alone(run, capfd):
+    """As a race leaves it: fit to be sampled from, not to be resumed."""
     newest = checkpoints_of(run.path)[-1]
-    names = ("model.safetensors", "progress.json", "recipe.toml")
-    write_manifest(newest, {name: sha256_of(newest / name) for name in names})
+    keep_weights(newest)
+    assert {path.name for path in newest.iterdir()} == {*WITHOUT_OPTIMIZER, "manifest.json"}
     assert step_of(newest_checkpoint(run)) == 5
     assert "does not list optimizer.safetensors" in capfd.readouterr().err
-    assert verify_checkpoint(newest, WITHOUT_OPTIMIZER) == WITHOUT_OPTIMIZER
+    assert verify_checkpoint(newest) == WITHOUT_OPTIMIZER
 
 
 def test_folders_that_are_no_checkpoints(run, capfd):

@@ -10,7 +10,6 @@ import torch
 
 from efftrain_cli.compare.arms import Arm
 from efftrain_cli.compare.figures import plots_of
-from efftrain_cli.compare.ladder import ladder_of
 from efftrain_cli.compare.picture import inline_svg
 from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
 from efftrain_cli.run.reading import load_run
@@ -61,9 +60,7 @@ def test_a_runs_sites_are_drawn_over_training(tmp_path, monkeypatch):
         rows=rows,
         more="\n[standardization_loss]\nweight = 0.1\n",
     )
-    plots = {
-        plot.name: plot for plot in plots_of([Arm("A", (load_run(path),))], [], ladder_of([], "A"))
-    }
+    plots = {plot.name: plot for plot in plots_of([Arm("A", (load_run(path),))], [])}
     assert {"std-kl-A", "standardization-loss"} <= plots.keys()
     plot = plots["std-kl-A"]
     assert len(plot.curves.groupby(["group", "line"])) == len(sites)

@@ -58,7 +58,7 @@ def test_looks_come_after_3_5_and_8_pairs_until_the_answer_is_in(folder):
     assert seeds(first) == [f"{arm}{seed}" for seed in (100, 101, 102) for arm in "abc"]
     assert {name[0] for name in seeds(second)} == {"a", "c"} and len(second) == 10
     assert told[:2] == [(3, 2), (5, 2)]
-    b, c = conducted.comparison.verdicts
+    b, c = conducted.verdicts
     assert (b.verdict, b.n, b.remark) == (
         "better",
         3,
@@ -70,7 +70,7 @@ def test_looks_come_after_3_5_and_8_pairs_until_the_answer_is_in(folder):
 def test_a_race_gives_up_from_five_pairs_on(folder):
     runner = Fake(lambda trial: 4.0 + 0.1 * ((trial.seed + (trial.arm == "b")) % 2))
     conducted = conduct(race_plan(["a.toml", "b.toml"], DIFFERENT, [3, 5, 8]), runner, quiet)
-    (row,) = conducted.comparison.verdicts
+    (row,) = conducted.verdicts
     assert len(runner.asked) == 2 and row.given_up and row.n == 5 and row.p > 0.5
 
 
@@ -87,7 +87,7 @@ def test_the_same_race_again_takes_no_look_and_a_stopped_one_goes_on(folder):
     told = []
     again = conduct(plan, Fake(normal), lambda rows, pairs: told.append(rows))
     assert told == [] and path.read_bytes() != before
-    assert str(again.comparison.verdicts) == str(first.comparison.verdicts)
+    assert str(again.verdicts) == str(first.verdicts)
 
 
 def test_a_look_is_what_it_was_whatever_becomes_of_the_runs(folder):
@@ -120,7 +120,7 @@ def test_race_k_against_a_baseline_multiplies_its_p_by_k(folder):
     races = []
     for names, claim, pairs in ways:
         conducted = conduct(race_plan(names, claim, pairs), Fake(normal), quiet)
-        (row,) = conducted.comparison.verdicts
+        (row,) = conducted.verdicts
         races.append(row.race)
         assert row.p_race == pytest.approx(min(row.race * row.p_corrected, 1.0))
     assert races == [1, 2, 1, 3, 1]
@@ -139,7 +139,7 @@ def test_races_without_an_effect_err_as_rarely_as_they_say(folder):
             [3, 5, 8],
             (f"optim.lr={1e-3 + number * 1e-6:.6f}",),
         )
-        (row,) = conduct(plan, runner, quiet).comparison.verdicts
+        (row,) = conduct(plan, runner, quiet).verdicts
         false += row.verdict not in ("", "undecided")
     assert false < 6
 
@@ -166,9 +166,9 @@ def test_tuning_comes_first_on_seeds_of_its_own(folder):
     tuning, judged = runner.asked
     assert len(tuning) == 2 * 3 * 3 and all("tune-seed5" in name for name in tuning)
     assert all("lr0.002-seed10" in name for name in judged)
-    assert conducted.tuned.points == {"a": {"optim.lr": "0.002"}, "b": {"optim.lr": "0.002"}}
-    assert any("10 to 11 %" in caveat for caveat in conducted.comparison.caveats)
-    (row,) = conducted.comparison.verdicts
+    assert conducted.grid[conducted.grid.best]["optim.lr"].tolist() == [2e-3, 2e-3]
+    assert any("10 to 11 %" in caveat for caveat in conducted.caveats)
+    (row,) = conducted.verdicts
     assert "rates as written" not in row.remark
 
 
@@ -223,7 +223,7 @@ def test_arms_tuned_over_unequal_numbers_of_settings_get_no_p(folder):
     path.write_text(STUDY.replace('recipe = "b.toml"', 'recipe = "b.toml"\ngrid = {}'))
     plan = read_study(path)
     assert [arm.points for arm in plan.arms] == [2, 1]
-    (row,) = conduct(plan, Fake(normal), quiet).comparison.verdicts
+    (row,) = conduct(plan, Fake(normal), quiet).verdicts
     assert row.verdict == "" and row.why == UNEQUAL and row.p != row.p
 
 
@@ -234,8 +234,8 @@ def test_a_best_value_at_an_edge_names_what_widens_the_grid(folder):
     def loss(trial):
         return normal(trial) - 100 * float(trial.settings[0].split("=")[1])
 
-    caveats = conduct(read_study(path), Fake(loss), quiet).comparison.caveats
-    said = "a: the best optim.lr, 0.004, is at the edge of its grid; add optim.lr=0.008"
+    caveats = conduct(read_study(path), Fake(loss), quiet).caveats
+    said = "a: best at the edge of its grid; add optim.lr=0.008"
     assert said in caveats
     assert "settings were chosen on 1 seed: intervals lack this noise" in caveats
 

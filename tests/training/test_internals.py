@@ -9,7 +9,6 @@ import torch
 
 from efftrain_cli.compare.arms import Arm
 from efftrain_cli.compare.figures import plots_of
-from efftrain_cli.compare.ladder import ladder_of
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.columns import series_of
@@ -176,9 +175,6 @@ COLUMNS = ("grad_norm_h.", "update_ratio_h.", "residual_rms_h.", "attention_logi
 LOGITS = {f"attention_logit_max_h.{number}" for number in range(4)}
 
 
-NO_GAINS = ladder_of([], "A")
-
-
 def test_compare_and_wandb_draw_every_block(tmp_path):
     """Of 1,000 steps a figure shows 200 points: the largest logit of each five steps, and every
     fifth RMS."""
@@ -191,7 +187,7 @@ def test_compare_and_wandb_draw_every_block(tmp_path):
         row |= {f"grad_norm_h.{n}": 0.5 for n in range(2)}
     more = "\n[eval]\ninternals = 1\n"
     path = write_run(tmp_path, "small", 0, steps=1000, rows=rows, more=more)
-    plots = {plot.name: plot for plot in plots_of([Arm("A", (load_run(path),))], [], NO_GAINS)}
+    plots = {plot.name: plot for plot in plots_of([Arm("A", (load_run(path),))], [])}
     drawn = {"residual-rms-A", "attention-logit-max-A", "grad-norm-A", "update-ratio-A"}
     assert drawn <= plots.keys()
     largest = plots["attention-logit-max-A"].curves

@@ -48,7 +48,7 @@ def test_several_values_end_with_a_table_of_them(folder):
     assert plain.split()[0] == "plain" and plain.split()[1].endswith("*!")
     assert plain.split()[2] == "failed"
     assert warm.split()[2].endswith("*!")
-    assert "next: the same with optim.lr=0.004 too, for warm" in lines
+    assert "note: warm: best at the edge of its grid; add optim.lr=0.004" in lines
     assert "note: warm: the best of 2 settings by these seeds: flattered" in lines
 
 
@@ -83,9 +83,9 @@ def test_rates_of_one_recipe_are_a_table(folder):
     for trial in grid(["warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])]):
         write_trial(trial)
     words = ["sweep", "warm.toml", "--seeds", "0..1", "--set", "optim.lr=1e-3,2e-3"]
-    head, warm, note, following = cli(*words).stdout.strip().splitlines()
+    head, warm, note, edge = cli(*words).stdout.strip().splitlines()
     assert head.endswith("nats/token, mean of 2 seeds") and warm.split()[2].endswith("*!")
-    assert note.startswith("*: best") and following.startswith("next: ")
+    assert note.startswith("*: best") and edge.endswith("add optim.lr=0.004")
     judged = cli(*words, "--baseline", "warm-lr1e-3*").stdout
     assert "is better than warm-lr1e-3 in final loss" in judged
 
