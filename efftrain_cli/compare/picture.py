@@ -129,7 +129,16 @@ def draw_plot(axes: Axes, plot: Plot) -> None:
         lines = curves.groupby("line", sort=False)
         for number, (_, points) in enumerate(lines, 1):
             alpha = number / len(lines) if plot.fades else 0.9
-            axes.plot(points.x, points.y, label=label, color=colour, linestyle=style, alpha=alpha)
+            axes.plot(
+                points.x,
+                points.y,
+                label=label,
+                color=colour,
+                linestyle=style,
+                alpha=alpha,
+                marker="o" if points.x.nunique() == 1 else "",
+                markersize=4,
+            )
             axes.fill_between(points.x, points.low, points.high, color=colour, alpha=0.2)
             label = "_"
     for level in plot.levels:

@@ -13,7 +13,7 @@ import pandas as pd
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.grids import grid_lines
 from efftrain_cli.compare.judge import WITHIN, Result
-from efftrain_cli.compare.ladder import describe_trends
+from efftrain_cli.compare.ladder import describe_trends, gain_table
 from efftrain_cli.compare.picture import inline_svg
 from efftrain_cli.foundation.console import counted, human, human_seconds, table_lines
 from efftrain_cli.foundation.files import csv_text
@@ -231,7 +231,7 @@ def screen_lines(comparison: Comparison, details: bool) -> list[str]:
     lines = sentences(comparison)
     lines += frame_lines(arm_table(comparison))
     lines += grid_lines(comparison.grid)
-    lines += frame_lines(comparison.gains)
+    lines += frame_lines(gain_table(comparison.gains))
     lines += describe_trends(comparison.gains)
     caveats = comparison.caveats
     if details:

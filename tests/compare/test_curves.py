@@ -71,7 +71,7 @@ def test_a_ratio_under_a_decay_is_shown_as_a_bound():
     [
         ({"optim.schedule": "linear"}, "learning rates decay in different ways"),
         ({"optim.schedule": "wsd"}, "the learning rate decays at the end alone"),
-        ({"optim.decay_share": 0.2}, "learning rates decay in different ways"),
+        ({"optim.decay_tokens": 500}, "learning rates decay in different ways"),
         ({"tokens": 1100.0}, "schedules of different lengths"),
         ({"eval.every": 7}, "evaluated at different steps"),
     ],
@@ -79,6 +79,12 @@ def test_a_ratio_under_a_decay_is_shown_as_a_bound():
 def test_costs_are_blank_where_schedules_differ(of_arm, why):
     row = pairs(**of_arm)
     assert math.isnan(row.estimate) and row.why == why and bound_text(row) == ""
+
+
+def test_a_decay_that_is_written_out_is_the_default():
+    """It ends with the budget of 1,000 tokens whether or not a recipe says so."""
+    written = {"optim.decay_tokens": 1000, "optim.decay_shape": "linear"}
+    assert pairs(**written).estimate == pytest.approx(pairs().estimate)
 
 
 def test_fewer_than_six_evaluations_show_no_cost():
