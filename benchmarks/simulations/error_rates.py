@@ -4,8 +4,9 @@
     python benchmarks/simulations/error_rates.py --repetitions 100     a rehearsal
 
 Writes error-rates.csv beside it after every batch of all cells, and goes on from one that is there:
-cell, pairs, what is counted, percent, mean number of runs, repetitions. Final losses are normal; effects are in
-standard deviations of a pair's difference. A standard error at 5 % is 0.22 with 10,000 repetitions.
+cell, pairs, what is counted, percent, mean number of runs, repetitions. Final losses are normal;
+effects are in standard deviations of a pair's difference. A standard error at 5 % is 0.22 with
+10,000 repetitions.
 """
 
 from __future__ import annotations
