@@ -36,18 +36,18 @@ Found = dict[str, Any]
 # --- a training -----------------------------------------------------------------------------------
 
 
-def trained(recipe: Recipe, folder: Path, steps: int, stop: int | None = None) -> Found:
+def trained(recipe: Recipe, folder: Path, name: str, steps: int, stop: int | None = None) -> Found:
     """Return rows and digests of a training that is stopped after step `stop` and goes on from its
-    checkpoint, in a state of its own."""
+    checkpoint, `folder`/RANKS/`name`, in a state of its own."""
     state = fresh(recipe)
     rows = []
     if stop is not None:
         rows += train(state, recipe, stop)
-        path = folder / "checkpoint"
+        path = folder / str(dist.world_size()) / name
         save(state, path)
         state = fresh(recipe)
         load(path, state, recipe)
-        dist.barrier()  # before the next one is written
+        dist.barrier()
     rows += train(state, recipe, steps)
     digests = [digest(tensors) for tensors in state.whole()]
     held = sum(parameter.numel() for parameter in state.parameters.values())
@@ -67,10 +67,6 @@ def save(state: TrainState, path: Path) -> None:
     """Write a checkpoint of whole tensors on rank 0; all ranks call it."""
     whole = state.whole()
     if dist.is_main():
-        for file in path.glob("*"):
-            file.unlink()
-        if path.exists():
-            path.rmdir()
         with mock.patch.object(TrainState, "whole", lambda _: whole):
             write_checkpoint(path, state)
     dist.barrier()
@@ -106,6 +102,7 @@ CASES = {
         "simigrad={target = 0.9, min_batch_size = 8, max_batch_size = 32, quantum = 4}",
     ],
     "standardization": ["standardization_loss={weight = 0.3, sites = 'ln_input'}"],
+    "narrow sums": METHODS["accumulation"],
     "growth": [
         "stages=[{model = {n_head = 1, n_embd = 16}, switch = {rule = 'steps', value = 3}}, "
         "{operators = ['width'], rewarmup_steps = 2}]",
@@ -126,17 +123,36 @@ SHARDED = {
 """Cases that are trained once with the state replicated and once with shards of it."""
 
 
-def copies_and_shards(folder: Path) -> Found:
-    found: Found = {"first evaluation": first_evaluation(tiny_recipe(*SIZE))}
-    cases = dict(CASES)
+def recipes() -> dict[str, Recipe]:
+    """Return the recipes of all cases."""
+    found = {}
+    for name, overrides in CASES.items():
+        found[name] = tiny_recipe(*SIZE, *overrides)
     for name, overrides in SHARDED.items():
         for strategy in ("replicate", "shard"):
             section = f"parallel.strategy={strategy}"
-            cases[f"{name}, {strategy}"] = [*overrides, section]
-    for name, overrides in cases.items():
-        recipe = tiny_recipe(*SIZE, *overrides)
-        found[name] = trained(recipe, folder, STEPS)
-        found[f"{name}, resumed"] = trained(recipe, folder, STEPS, STOP)
+            found[f"{name}, {strategy}"] = tiny_recipe(*SIZE, *overrides, section)
+    return found
+
+
+def copies_and_shards(folder: Path) -> Found:
+    found: Found = {"first evaluation": first_evaluation(tiny_recipe(*SIZE))}
+    for name, recipe in recipes().items():
+        found[name] = trained(recipe, folder, name, STEPS)
+        found[f"{name}, resumed"] = trained(recipe, folder, name, STEPS, STOP)
+    return found
+
+
+def crossed(folder: Path) -> Found:
+    """Return the rows with which the checkpoints of other numbers of ranks go on."""
+    found: Found = {}
+    for name, recipe in recipes().items():
+        for ranks in (1, 2, 4):
+            if ranks == dist.world_size():
+                continue
+            state = fresh(recipe)
+            load(folder / str(ranks) / name, state, recipe)
+            found[f"{name}, from {ranks}"] = train(state, recipe, STEPS)
     return found
 
 
@@ -173,8 +189,9 @@ def rings(folder: Path) -> Found:
             continue
         for name, overrides in cases.items():
             recipe = load_recipe("small", [*size, *overrides, f"ouroboros.modules={modules}"])
-            found[f"K = {modules}, {name}"] = trained(recipe, folder, steps=12)
-            found[f"K = {modules}, {name}, resumed"] = trained(recipe, folder, steps=12, stop=6)
+            case = f"K = {modules}, {name}"
+            found[case] = trained(recipe, folder, case, steps=12)
+            found[f"{case}, resumed"] = trained(recipe, folder, case, steps=12, stop=6)
     return found
 
 
@@ -199,7 +216,12 @@ def every_value(folder: Path) -> Found:
 
 def main(law: str, out: str) -> None:
     torch.set_num_threads(1)
-    laws = {"ranks": copies_and_shards, "rings": rings, "every_value": every_value}
+    laws = {
+        "ranks": copies_and_shards,
+        "crossed": crossed,
+        "rings": rings,
+        "every_value": every_value,
+    }
     with dist.joined():
         found = laws[law](Path(out).parent)
         if dist.is_main():
