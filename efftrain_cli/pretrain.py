@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from efftrain_cli.foundation.console import make_console, print_folded, say, silence, steady_output
 from efftrain_cli.foundation.errors import EfftrainError, StoppedError
@@ -48,6 +49,7 @@ def start(
     device: str = "auto",
     steps: int | None = None,
     with_probe: bool = True,
+    verify_data: Literal["lazy", "full"] = "lazy",
     branch: Branch | None = None,
 ) -> Path:
     """Train `recipe` in a new run directory, up to step `steps`, and return it.
@@ -66,7 +68,7 @@ def start(
         branch.check()
     with processes():
         with without_trace():
-            session = prepare_session(recipe, choose_device(device))
+            session = prepare_session(recipe, choose_device(device), verify=verify_data)
             state = fresh_state(session)
             if branch is not None:
                 branch.begin(state, session.corpus)
@@ -87,6 +89,7 @@ def resume(
     device: str = "auto",
     steps: int | None = None,
     with_probe: bool = True,
+    verify_data: Literal["lazy", "full"] = "lazy",
     overrides: Sequence[str] = (),
     override: bool = False,
     from_start: bool = False,
@@ -113,8 +116,8 @@ def resume(
                 reason = "not named like a checkpoint"
                 run.event("ignored", {"path": stray.name, "reason": reason})
         with without_trace():
-            chosen = choose_device(device)
-            session = prepare_session(recipe, chosen, resuming.text_of(path, recipe))
+            corpus = resuming.text_of(path, recipe)
+            session = prepare_session(recipe, choose_device(device), corpus, verify_data)
             changes += resuming.check_data(path, session.corpus, override)
             state = fresh_state(session)
             loaded = load_newest(path, state, recipe)

@@ -163,6 +163,12 @@ Plot = Annotated[bool, Option("--plot", help="Draw the loss curves in the termin
 TableOrJson = Annotated[
     Literal["table", "json"], Option("--format", help="A table, or JSON for other programs.")
 ]
+VerifyData = Annotated[
+    Literal["lazy", "full"],
+    Option(
+        help="full: compare every token with its sha256; lazy: those that may have changed since."
+    ),
+]
 TextOrJson = Annotated[
     Literal["text", "json"], Option("--format", help="text, or json for other programs.")
 ]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from typer import Option
-
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import (
     Overrides,
@@ -13,6 +9,7 @@ from efftrain_cli.cli.options import (
     RecipeArgument,
     RecipeOption,
     TextOrJson,
+    VerifyData,
     chosen_recipe,
 )
 
@@ -22,10 +19,7 @@ def prepare(
     recipe_argument: RecipeArgument = None,
     recipe_option: RecipeOption = None,
     set_: Overrides = None,
-    verify_data: Annotated[
-        Literal["lazy", "full"],
-        Option(help="full: compare every token with its sha256; lazy: sizes only."),
-    ] = "lazy",
+    verify_data: VerifyData = "lazy",
     quiet: Quiet = False,
     format_: TextOrJson = "text",
 ) -> None:

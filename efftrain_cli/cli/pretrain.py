@@ -10,17 +10,19 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
 from efftrain_cli.cli.options import (
     Device,
+    Devices,
     Overrides,
     Quiet,
     RecipeArgument,
     RecipeOption,
     Seed,
+    VerifyData,
     chosen_recipe,
     share,
 )
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.training.launch import check_devices, should_log
+from efftrain_cli.training.launch import should_log
 
 
 @app.command(
@@ -42,13 +44,7 @@ def pretrain(
     name: Annotated[str | None, Option(help="Run name, by default RECIPE-seedSEED.")] = None,
     seed: Seed = None,
     device: Device = "auto",
-    devices: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Train on this many devices of this machine: CUDA devices, or CPU processes.",
-        ),
-    ] = None,
+    devices: Devices = 1,
     steps: Annotated[
         int | None, Option(min=0, help="Train up to this step; --resume continues from there.")
     ] = None,
@@ -102,6 +98,7 @@ def pretrain(
             help="Write the metrics for TensorBoard too; needs the extra `tensorboard`.",
         ),
     ] = False,
+    verify_data: VerifyData = "lazy",
     quiet: Quiet = False,
     no_probe: Annotated[
         bool, Option("--no-probe", help="Skip the memory check and time estimate before step 1.")
@@ -118,7 +115,7 @@ def pretrain(
             f"--format {format_} only applies to a printed plan\n"
             "  add --plan, or leave --format out"
         )
-    if plan and devices is not None:
+    if plan and devices > 1:
         raise UsageError(
             "--plan is not of the devices here\n"
             f'  name them instead of --devices: --assume "H100 x {devices} at 40%"'
@@ -127,8 +124,6 @@ def pretrain(
         raise UsageError(
             "--assume plans for devices that are not here\n  add --plan, and no --format csv"
         )
-    if devices is not None:
-        check_devices(device, devices)
     overrides = list(set_ or [])
     if wandb is not None:
         overrides.append(f"wandb.mode={wandb}")
@@ -154,7 +149,7 @@ def pretrain(
         # Whether another process owns it is said before PyTorch is imported, which takes seconds.
         if should_log():
             take_lock(run / "lock").close()
-        share(device, devices or 1)
+        share(device, devices)
         from efftrain_cli.pretrain import resume as resume_run
 
         resume_run(
@@ -162,6 +157,7 @@ def pretrain(
             device=device,
             steps=steps,
             with_probe=not no_probe,
+            verify_data=verify_data,
             overrides=overrides,
             override=override_resume,
             from_start=from_start,
@@ -221,7 +217,7 @@ def pretrain(
     name = name or "-".join([recipe_name, *words, f"seed{loaded.seed}"])
     if run_path(name).exists():
         raise taken(name)
-    share(device, devices or 1)
+    share(device, devices)
     from efftrain_cli.pretrain import start
     from efftrain_cli.training.branch import Branch
 
@@ -232,5 +228,6 @@ def pretrain(
         device=device,
         steps=steps,
         with_probe=not no_probe,
+        verify_data=verify_data,
         branch=Branch(checkpoint, loaded) if checkpoint is not None else None,
     )

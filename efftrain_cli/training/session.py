@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -91,12 +92,18 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def prepare_session(recipe: Recipe, device: torch.device, corpus: Corpus | None = None) -> Session:
+def prepare_session(
+    recipe: Recipe,
+    device: torch.device,
+    corpus: Corpus | None = None,
+    verify: Literal["lazy", "full"] = "lazy",
+) -> Session:
     """Verify every token of a corpus and lay it out for training.
 
     Args:
         corpus: None: the recipe's, which is prepared unless the cache has it. Of several ranks on a
             machine the first to come prepares; the others wait for its lock.
+        verify: "lazy": compare only shards whose files have changed with their sha256.
 
     Raises:
         DataError: the data is missing, damaged, or smaller than the budget needs.
@@ -109,7 +116,8 @@ def prepare_session(recipe: Recipe, device: torch.device, corpus: Corpus | None 
     if dist.is_main():
         if corpus.train.tokens >= SLOW_TO_VERIFY:
             make_console().print(f"verifying {human(corpus.train.tokens)} tokens")
-        corpus.verify()  # here rather than in the first steps, whose seconds are measured
+        # Here rather than in the first steps, whose seconds are measured.
+        corpus.verify(full=verify == "full")
     dist.check_alike(
         {
             "efftrain": __version__,

@@ -258,3 +258,22 @@ def test_time_on_several_devices_is_said_to_be_of_an_even_share(lab, shown, monk
         "steps   20 of 128 tokens; lr 0.003 after 5, cosine to 0.0003; about 6 min 40 s (probed)"
     )
     assert together.endswith("; about 1 min 40 s (probed, if 4 devices share them at no cost)")
+
+
+def test_all_tokens_are_verified_if_asked(lab):
+    """F34: a bit that flips on the disk leaves no other trace."""
+    cache = {"EFFTRAIN_CACHE": str(lab.folder / "cache")}
+    lab.train("r", "--steps 0", **cache)
+    (shard,) = (lab.folder / "cache").glob("corpora/*/train-00000.bin")
+    content = bytearray(shard.read_bytes())
+    content[1000] ^= 1
+    shard.write_bytes(content)
+    stat = shard.stat()
+    verified = shard.with_name("verified.json")
+    known = json.loads(verified.read_text())
+    stamp = [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+    known["stamps"][shard.name] = stamp
+    verified.write_text(json.dumps(known))
+    lab.resume("r", "--steps 1", **cache)
+    errors = lab.resume("r", "--steps 2 --verify-data full", code=3, **cache).errors
+    assert f"{shard}: its tokens are not those that were written" in errors
