@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from glob import has_magic
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +21,7 @@ from efftrain_cli.foundation.records import read_record
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
 from efftrain_cli.run.glance import Glance, glance, glance_at_group, written_at
 from efftrain_cli.run.lines import read_file
-from efftrain_cli.run.names import run_groups, runs_by_recipe, runs_meant
+from efftrain_cli.run.names import run_groups, runs_named
 from efftrain_cli.run.origin import read_origin
 from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.run_checkpoints import verify_checkpoints
@@ -75,15 +76,10 @@ def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
 
 
 def chosen_names(names: Sequence[str]) -> list[str]:
-    """Return the runs of these names or their beginnings, globs over them, or recipes, each once;
-    without names all."""
-    chosen = existing = run_names()
-    if names:
-        by_recipe = runs_by_recipe(existing)
-        chosen = []
-        for name in names:
-            chosen += fnmatch.filter(existing, name) or runs_meant(name, existing, by_recipe)
-    return list(dict.fromkeys(chosen))
+    """Return the runs that names mean, each once; without names all."""
+    if not names:
+        return run_names()
+    return list(dict.fromkeys(chain(*runs_named(names).values())))
 
 
 def glance_at_runs(

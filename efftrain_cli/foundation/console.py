@@ -72,22 +72,31 @@ Row = tuple[str, ...]
 def table_lines(header: Row, rows: Sequence[Row], spare: Row = ()) -> list[str]:
     """Format a plain table: columns two spaces apart, numbers to the right. A terminal that is too
     narrow gets it without the first of the columns `spare`, or else with folded cells."""
+    columns = list(zip(header, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    console = make_console(result=True)
+    if sum(widths) + 2 * len(widths) - 2 > console.width:
+        if not spare:
+            return _folded_table(console, header, rows)
+        kept = [column for column in columns if column[0] != spare[0]]
+        header, *rows = zip(*kept, strict=True)
+        return table_lines(header, rows, spare[1:])
+    padded = []
+    for column, width in zip(columns, widths, strict=True):
+        is_number = all(not cell or cell[0] in "0123456789+-." for cell in column[1:])
+        padded.append([f"{cell:{'>' if is_number else '<'}{width}}" for cell in column])
+    return ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
+
+
+def _folded_table(console: Console, header: Row, rows: Sequence[Row]) -> list[str]:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    columns = list(zip(header, *rows, strict=True))
-    for name, *cells in columns:
-        is_number = all(not cell or cell[0] in "0123456789+-." for cell in cells)
-        table.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
+    for name in header:
+        table.add_column(Text(name), overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    console = make_console(result=True)
-    unfolded = console.measure(table, options=console.options.update(width=10_000))
-    if spare and unfolded.maximum > console.width:
-        kept = [column for column in columns if column[0] != spare[0]]
-        header, *rows = zip(*kept, strict=True)
-        return table_lines(header, rows, spare[1:])
     with console.capture() as captured:
         console.print(table)
     return [line.rstrip() for line in captured.get().splitlines()]

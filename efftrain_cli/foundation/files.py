@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import io
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from efftrain_cli.foundation.errors import DiskError
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 """Where a container finds the limits of its own control group."""
-_TEMPORARY = re.compile(r"\..*\.efftrain-(\d{1,9})@([A-Za-z0-9._-]+)\.tmp", re.DOTALL)
 
 
 def disk_error(error: OSError) -> DiskError:
@@ -46,38 +44,13 @@ def fsync(path: Path) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return where this process makes `path`: a name beside it with ours, this process and this
-    machine."""
-    return path.with_name(f".{path.name[:64]}.efftrain-{os.getpid()}@{_machine()}.tmp")
+    """Return where this process makes `path`: a name beside it with ours and this process."""
+    return path.with_name(f".{path.name[:64]}.efftrain-{os.getpid()}.tmp")
 
 
-def _machine() -> str:
-    return re.sub(r"[^A-Za-z0-9.-]", "_", os.uname().nodename)
-
-
-def abandoned_in(folder: Path, any_machine: bool = False) -> list[Path]:
-    """List what processes that are gone were making in `folder`.
-
-    Args:
-        any_machine: the caller owns the folder, so whoever made something there is gone.
-    """
-    found = []
-    for path in folder.glob(".*.tmp"):
-        made = _TEMPORARY.fullmatch(path.name)
-        if made is None:
-            continue
-        is_dead = made[2] == _machine() and not _is_running(int(made[1]))
-        if any_machine or is_dead:
-            found.append(path)
-    return found
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return True
+def abandoned_in(folder: Path) -> list[Path]:
+    """List what was left half made in a folder that nobody else writes to."""
+    return [*folder.glob(".*.efftrain-*.tmp")]
 
 
 def discard(path: Path) -> None:
@@ -100,8 +73,7 @@ def made_beside(path: Path) -> Iterator[Path]:
     """
     temporary = temporary_beside(path)
     try:
-        for left in (*abandoned_in(path.parent), temporary):
-            discard(left)
+        discard(temporary)
         yield temporary
         for inner in (*temporary.rglob("*"), temporary):
             fsync(inner)

@@ -171,7 +171,7 @@ class Run:
                 " where nothing can be written\n"
                 "  make it writable, or copy the run to another disk and set EFFTRAIN_RUNS"
             ) from None
-        for left in abandoned_in(path / "checkpoints", any_machine=True):
+        for left in abandoned_in(path / "checkpoints"):
             discard(left)
             run.event("removed", {"path": left.name, "reason": "left by an interrupted save"})
         return run

@@ -57,10 +57,7 @@ def run_groups() -> list[RunGroup]:
 
 
 def find_run(name: str) -> Path:
-    """Return the directory of the run that `name` means.
-
-    A run is named by its name, its directory's path, its recipe if one run was trained by it, or
-    the beginning of its name. If a run and a recipe share a name, the run is meant.
+    """Return the directory of the one run that `name` means, as `runs_named`; its path does too.
 
     Raises:
         UsageError: there is no such run, or there are several; the message names them, or the
@@ -68,12 +65,10 @@ def find_run(name: str) -> Path:
         DataError: its origin.json is missing or damaged, or has a format that this version does not
             read.
     """
-    existing = run_names()
     path = Path(name)
-    if path.name in existing and path.absolute() == (runs_root() / path.name).absolute():
-        name = path.name
-    by_recipe = {} if name in existing else runs_by_recipe(existing)
-    matches = runs_meant(name, existing, by_recipe)
+    if path.absolute() == (runs_root() / path.name).absolute():
+        name = path.name or name
+    matches = runs_named([name])[name]
     if len(matches) > 1:
         # Those with other names than their recipe's are named last, and those with the fewest
         # settings in their name first.
@@ -105,57 +100,52 @@ def find_checkpoint(text: str) -> Path:
 
 
 def select_runs(names: Sequence[str]) -> list[Path]:
-    """Return the run directories that `names` stand for, in that order, each once.
-
-    A name is as for `find_run`, but all runs of a recipe are meant; or a glob over runs' names, or
-    the path of any run directory.
+    """Return the directories of all runs that `names` mean, as `runs_named`, each once; a name may
+    be the path of any run directory.
 
     Raises:
-        UsageError: a name stands for nothing; the message names all such, and the nearest runs and
-            recipes.
+        UsageError: a name means nothing; the message names all such, and the nearest runs.
     """
-    existing = run_names()
-    by_recipe = {} if set(names) <= set(existing) else runs_by_recipe(existing)
     selected: dict[Path, None] = {}
     missing = []
-    for name in names:
-        if name not in existing and (Path(name) / "recipe.toml").is_file():
+    for name, runs in runs_named(names).items():
+        if not runs and (Path(name) / "recipe.toml").is_file():
             selected[Path(name)] = None
-            continue
-        if has_magic(name):
-            matches = fnmatch.filter(existing, name)
-        else:
-            matches = runs_meant(name, existing, by_recipe)
-            if len(matches) > 1 and name.removesuffix(".toml") not in by_recipe:
-                matches = []  # the beginning of several names
-        if not matches:
-            hint = nearest(name, [*existing, *by_recipe])
+        elif not runs:
+            hint = nearest(name, run_names())
             missing.append(f"{name!r} ({hint})" if hint else repr(name))
-        selected |= {runs_root() / run: None for run in matches}
+        selected |= {runs_root() / run: None for run in runs}
     if missing:
         raise UsageError(
-            "no run, glob of runs or recipe with runs"
-            f" in {runs_root()} is called {', '.join(missing)}\n"
-            "  `efftrain runs list` shows all runs"
+            f"no runs in {runs_root()} are called {' or '.join(missing)}\n"
+            "  name runs, their recipes or globs; `efftrain runs list` shows all runs"
         )
     return list(selected)
 
 
-def runs_meant(name: str, existing: Sequence[str], by_recipe: Mapping[str, list[str]]) -> list[str]:
-    """Return the run of this name, else those of the recipe of this name, else those whose names
-    begin so."""
-    if name in existing:
-        return [name]
-    begun = [run for run in existing if name and run.startswith(name)]
-    return by_recipe.get(name.removesuffix(".toml"), begun)
+def runs_named(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the runs that each name means.
+
+    It means the run of this name, else those of the recipe, study, race, sweep or search of this
+    name, else those that match it as a glob, else those whose names begin so.
+    """
+    existing = run_names()
+    by_owner = {} if set(names) <= set(existing) else runs_by_owner(existing)
+    named = {}
+    for name in names:
+        begun = fnmatch.filter(existing, name if has_magic(name) else f"{name}*")
+        named[name] = by_owner.get(name.removesuffix(".toml"), begun if name else [])
+        if name in existing:
+            named[name] = [name]
+    return named
 
 
-def runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
-    """Map recipe names to those of the runs `names` that a person trained by them, in order of
-    their seeds, and the names of studies, races, sweeps and searches to their runs."""
+def runs_by_owner(names: Sequence[str]) -> dict[str, list[str]]:
+    """Map recipes to those of the runs `names` that a person trained by them, in order of their
+    seeds, and studies, races, sweeps and searches to their runs."""
     groups = run_groups()
     owned = {run for group in groups for run in group.runs}
-    by_recipe: dict[str, list[str]] = {}
+    by_owner: dict[str, list[str]] = {}
     for name in names:
         if name not in owned:
             try:
@@ -163,10 +153,10 @@ def runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
             except (EfftrainError, OSError):
                 origin = {}
             owner = origin.get("study") or recipe_name(origin, name)
-            by_recipe.setdefault(owner, []).append(name)
+            by_owner.setdefault(owner, []).append(name)
     for group in groups:
-        by_recipe[group.name] = list(group.runs)
-    return {recipe: sorted(runs, key=_by_number) for recipe, runs in by_recipe.items()}
+        by_owner[group.name] = list(group.runs)
+    return {owner: sorted(runs, key=_by_number) for owner, runs in by_owner.items()}
 
 
 def recipe_name(origin: Mapping[str, Any], run: str) -> str:

@@ -108,7 +108,7 @@ WRONG_RUN = {
     "runs-checkpoints": "runs checkpoints smal",
     "runs-verify": "runs verify smal",
     "wandb-sync": "wandb-sync smal",
-    "compare": "compare smal",
+    "compare": "compare smallx",
 }
 WRONG_RECIPE = {
     "pretrain": "pretrain --recipe smal",
