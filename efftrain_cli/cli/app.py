@@ -120,7 +120,7 @@ class Commands(typer.Typer):
 
 app = Commands(
     name="efftrain",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_show_locals=False,  # locals can hold keys
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -150,8 +150,28 @@ _EPILOG = (
 )
 
 
+FIRST_LOOK = """\
+Train GPT models; find out which training-efficiency method is worth it.
+
+Start here
+  recipes   write one for your text: recipes new mine --text my.txt
+  pretrain  train it; --plan says what it costs
+  sample    write text with it
+  race      is B better than A? trains until the answer is in
+  runs      list, show, verify, remove runs
+
+Judge       compare  sweep  study
+Train       prepare  tune-warmup  grow
+Use         eval-zeroshot  export  import
+Machine     bench  verify-resume  wandb-sync
+
+Examples: efftrain COMMAND --help"""
+"""What `efftrain` prints alone."""
+
+
 @app.callback(epilog=_EPILOG)
 def efftrain(
+    ctx: typer.Context,
     version: Annotated[
         bool,
         Option(
@@ -159,7 +179,9 @@ def efftrain(
         ),
     ] = False,
 ) -> None:
-    """Train GPT models and measure which training-efficiency methods save tokens or time."""
+    """Train GPT models; find out which training-efficiency method is worth it."""
+    if ctx.invoked_subcommand is None:
+        print(FIRST_LOOK)
 
 
 def run_app() -> None:

@@ -23,7 +23,7 @@ from efftrain_cli.foundation.errors import UsageError
 
 
 @app.command(
-    rich_help_panel="This machine",
+    rich_help_panel="Machine",
     examples=(
         "efftrain bench small",
         "efftrain bench gpt2-117m --device cuda --set train.compile=on",

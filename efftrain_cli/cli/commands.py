@@ -6,9 +6,11 @@ from __future__ import annotations
 from importlib import import_module
 
 COMMANDS = (
-    "recipes", "prepare", "pretrain", "tune-warmup", "grow", "sample", "eval-zeroshot",
-    "export", "import", "compare", "race", "sweep", "study", "runs",
-    "wandb-sync", "bench", "verify-resume",
+    "recipes", "pretrain", "sample", "race", "runs",
+    "compare", "sweep", "study",
+    "prepare", "tune-warmup", "grow",
+    "eval-zeroshot", "export", "import",
+    "bench", "verify-resume", "wandb-sync",
 )  # fmt: skip
 
 

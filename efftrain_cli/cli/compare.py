@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @app.command(
-    rich_help_panel="Compare",
+    rich_help_panel="Judge",
     examples=(
         "efftrain compare quickstart quickstart-slw",
         "efftrain compare 'small*' --plot",

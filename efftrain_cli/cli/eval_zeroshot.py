@@ -16,7 +16,7 @@ from efftrain_cli.training.launch import process_rank
 
 @app.command(
     "eval-zeroshot",
-    rich_help_panel="Use a trained model",
+    rich_help_panel="Use",
     examples=(
         "efftrain eval-zeroshot small-seed1234 --tasks gpt2",
         "efftrain eval-zeroshot small-seed1234 --data-dir sets --limit 100",

@@ -12,7 +12,7 @@ from efftrain_cli.cli.options import CheckpointOption, RunArgument
 
 
 @app.command(
-    rich_help_panel="Use a trained model",
+    rich_help_panel="Use",
     examples=("efftrain export small-seed1234 --out my-model",),
 )
 def export(

@@ -14,7 +14,7 @@ from efftrain_cli.cli.options import Overrides
 
 @app.command(
     "import",
-    rich_help_panel="Use a trained model",
+    rich_help_panel="Use",
     examples=(
         "efftrain import ./gpt2 --name gpt2 --set data.train=my.txt",
         "efftrain import openai-community/gpt2",

@@ -26,7 +26,7 @@ from efftrain_cli.training.launch import should_log
 
 
 @app.command(
-    rich_help_panel="Train",
+    rich_help_panel="Start here",
     examples=(
         "efftrain pretrain small",
         "efftrain pretrain small --set data.train=my.txt --seed 1",

@@ -32,7 +32,7 @@ LARGE = 20e9
 
 
 @app.command(
-    rich_help_panel="Compare",
+    rich_help_panel="Start here",
     examples=(
         "efftrain race quickstart quickstart-slw",
         "efftrain race small small-slw --tune optim.lr=1e-3,2e-3,4e-3",

@@ -28,7 +28,7 @@ app.add_typer(
     recipes,
     name="recipes",
     help="What runs are made of: list, show, compare and write recipes.",
-    rich_help_panel="Train",
+    rich_help_panel="Start here",
 )
 
 

@@ -19,7 +19,7 @@ SHOWN = 20
 runs_app = Commands(
     no_args_is_help=True, help="List, show, verify and remove runs and their checkpoints."
 )
-app.add_typer(runs_app, name="runs", rich_help_panel="Runs")
+app.add_typer(runs_app, name="runs", rich_help_panel="Start here")
 
 
 @runs_app.command(

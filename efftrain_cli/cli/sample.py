@@ -13,7 +13,7 @@ from efftrain_cli.foundation.errors import UsageError
 
 
 @app.command(
-    rich_help_panel="Use a trained model",
+    rich_help_panel="Start here",
     examples=(
         'efftrain sample small-seed1234 --prompt "def "',
         "efftrain sample small-seed1234 --count 3 --temperature 0.6 --top-p 0.9",

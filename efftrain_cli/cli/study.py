@@ -23,7 +23,7 @@ from efftrain_cli.foundation.errors import UsageError
 
 
 @app.command(
-    rich_help_panel="Compare",
+    rich_help_panel="Judge",
     examples=(
         "efftrain study study.toml --plan",
         "efftrain study study.toml --check",

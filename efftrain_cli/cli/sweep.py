@@ -25,7 +25,7 @@ from efftrain_cli.foundation.errors import UsageError
 
 
 @app.command(
-    rich_help_panel="Compare",
+    rich_help_panel="Judge",
     examples=(
         "efftrain sweep small small-slw --seeds 0..2",
         "efftrain sweep small --set optim.lr=1e-3,2e-3 --seeds 0 --plan",

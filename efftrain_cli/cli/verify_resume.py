@@ -19,7 +19,7 @@ from efftrain_cli.training.launch import check_devices
 
 
 @app.command(
-    rich_help_panel="This machine",
+    rich_help_panel="Machine",
     examples=(
         "efftrain verify-resume small",
         "efftrain verify-resume small-slw --steps 8",

@@ -13,7 +13,7 @@ from efftrain_cli.cli.options import RunArgument
 
 @app.command(
     "wandb-sync",
-    rich_help_panel="Runs",
+    rich_help_panel="Machine",
     examples=("efftrain wandb-sync small-seed1234 --mode online",),
 )
 def wandb_sync(

@@ -12,7 +12,8 @@ import pytest
 import typer
 
 from efftrain_cli import __version__
-from efftrain_cli.cli.app import app
+from efftrain_cli.cli.app import FIRST_LOOK, app
+from efftrain_cli.cli.commands import COMMANDS
 from efftrain_cli.foundation.errors import (
     DivergedError,
     LostProcessError,
@@ -129,19 +130,27 @@ def test_help_names_the_exit_codes_of_all_errors():
     assert "1 a defect, with a traceback, or a process of several that ended" in shown
 
 
-def test_commands_stand_in_the_panel_of_their_purpose():
-    shown = help_of()
-    panels: dict[str, list[str]] = {}
-    for line in shown.splitlines():
+def test_the_first_look_has_every_command_in_its_panel():
+    """`efftrain` alone, in 20 lines of 80 columns, and --help, in the same groups."""
+    shown = cli("").output
+    assert shown == FIRST_LOOK + "\n"
+    assert len(shown.splitlines()) <= 20 and max(map(len, shown.splitlines())) <= 80
+    start, *lines = shown.split("Start here\n")[1].split("\n\n")
+    panels = {"Start here": [line.split()[0] for line in start.splitlines()]}
+    for line in lines[0].splitlines():
+        title, *names = line.split()
+        panels[title] = names
+    found: dict[str, list[str]] = {}
+    for line in help_of().splitlines():
         if title := re.match(r"╭─ (.+?) ─", line):
-            panels[title[1]] = found = []
+            found[title[1]] = names = []
         elif name := re.match(r"│ ([a-z][a-z-]+) ", line):
-            found.append(name[1])
-    assert {"pretrain", "prepare", "recipes", "tune-warmup", "grow"} <= set(panels["Train"])
-    assert {"runs", "wandb-sync"} <= set(panels["Runs"])
-    assert {"compare", "sweep"} <= set(panels["Compare"])
-    assert {"bench", "verify-resume"} <= set(panels["This machine"])
-    assert "bool>" not in shown
+            names.append(name[1])
+    del found["Options"]
+    assert {title: sorted(names) for title, names in found.items()} == {
+        title: sorted(names) for title, names in panels.items()
+    }
+    assert [name for names in panels.values() for name in names] == list(COMMANDS)
 
 
 def test_version_names_the_program_pytorch_and_python():
