@@ -16,15 +16,15 @@ from efftrain_cli.compare.inference import shares
 from efftrain_cli.compare.judge import Result
 from efftrain_cli.foundation.console import counted, listed
 from efftrain_cli.foundation.errors import CheckpointError
-from efftrain_cli.foundation.files import make_folder
+from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.run.directory import checkpoints_of, runs_root
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.manifest import keep_weights
 from efftrain_cli.run.reading import Run
 from efftrain_cli.study.plans import Plan
-from efftrain_cli.study.race import count_race, write_study_file
+from efftrain_cli.study.race import count_race
 from efftrain_cli.study.registration import read_looks, register, write_look
-from efftrain_cli.study.tuning import tune, tuning_trials
+from efftrain_cli.study.tuning import TUNED, tune, tuning_trials
 from efftrain_cli.trials.command import CommandRunner
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import Runner, Trial
@@ -86,7 +86,7 @@ def conduct_alone(
     races = count_race(plan) if plan.is_race else 1
     registered = register(path, plan.values).registered
     if plan.is_race:
-        write_study_file(plan)
+        write_whole(plan.folder / "study.toml", plan.file)
     tuned = tune(plan, runner)
     if plan.is_race:
         drop_states(tuning_trials(plan))
@@ -157,8 +157,8 @@ def close(
     is_decided = row.verdict not in ("", "undecided")
     is_hopeless = row.p > plan.give_up and row.n >= HOPELESS_FROM
     remarks = []
-    if plan.is_race and not plan.command and not plan.tuning_seeds:
-        remarks.append("rates as written")
+    if plan.is_race and not plan.command:
+        remarks.append(TUNED if plan.tuning_seeds else "rates as written")
     if is_decided and not is_last:
         remarks.append("stopped early: likely overstated")
     return replace(

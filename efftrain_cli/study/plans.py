@@ -88,7 +88,13 @@ class Plan:
     command: str = ""
     """Command that trains an arm; "" if the arms are recipes."""
     metric: str = METRIC
-    is_race: bool = False
+    file: str = ""
+    """Study file that a race writes into its folder; "" of a study."""
+
+    @property
+    def is_race(self) -> bool:
+        """Whether the tool made the plan: its runs belong to all races of their arms."""
+        return bool(self.file)
 
     @property
     def runs_folder(self) -> Path:
@@ -207,15 +213,8 @@ def plan_of(study: Study, path: Path) -> Plan:
         grid = {}
         if study.tuning is not None:
             grid = study.tuning.grid if arm.grid is None else arm.grid
-        arms.append(
-            PlannedArm(
-                arm.name,
-                recipe,
-                f"{path.stem}-{arm.name}",
-                settings,
-                grid,
-            )
-        )
+        prefix = f"{path.stem}-{arm.name}"
+        arms.append(PlannedArm(arm.name, recipe, prefix, settings, grid))
     seeds = parse_seeds(study.seeds)
     return Plan(
         name=path.stem,

@@ -7,7 +7,7 @@ they compute, so a baseline is trained once for all its races.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,18 @@ from efftrain_cli import __version__
 from efftrain_cli.compare.judge import Claim
 from efftrain_cli.foundation.environment import planned_device
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.foundation.files import make_folder, write_whole
+from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.recipe.recipe import flat_values, load_recipe
-from efftrain_cli.recipe.toml import flatten, toml_value
+from efftrain_cli.recipe.toml import flatten, toml_lines
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.reading import computed_values
-from efftrain_cli.study.plans import Grid, Plan, PlannedArm, Settings, read_values
-from efftrain_cli.trials.command import METRIC, check_command
+from efftrain_cli.study.plans import Grid, Plan, Settings, Study, StudyArm, Tuning, plan_of
+from efftrain_cli.trials.command import METRIC
 
 FIRST_SEED = 100
 """First seed of every race: far from those that people tune with."""
-TUNING_SEEDS = (50, 51, 52)
+TUNING_SEEDS = "50..52"
 """Seeds that a race tunes its arms on."""
 HOPELESS = 0.5
 """`Plan.give_up` of a race: it costs no power, and saves a fifth of the runs of a tie."""
@@ -65,49 +65,53 @@ def race_plan(
         raise UsageError(
             f"--pairs {pairs}: numbers must rise and begin at 2 or more\n  write 3,5,8"
         )
-    if command:
-        check_command(command, len(labels))
-    # The last weights of a finished run are enough.
-    kept = ("checkpoint.keep=1", *settings)
+    # One checkpoint at a time: a finished run keeps its last weights.
+    changes = () if command else ("checkpoint.keep=1", *settings)
     arms = []
-    values: dict[str, Any] = {
-        "claim": asdict(claim),
-        "pairs": list(pairs),
-        "grid": grid or {},
-    }
     for label, name in zip(labels, names, strict=True):
-        if command:
-            identity: dict[str, Any] = {"command": command, "metric": metric}
-            values[label] = identity
-        else:
-            identity = identity_of(name, settings, device)
-            values[label] = read_values(name, settings) | identity["machine"]
-        prefix = f"race-{label[:32]}-{digest_of(identity)[:6]}"
-        arms.append(
-            PlannedArm(
-                label,
-                command or name,
-                prefix,
-                () if command else kept,
-                grid or {},
-            )
-        )
-    name = f"race-{'-'.join(labels)[:40].rstrip('-')}-{digest_of(values)[:6]}"
-    return Plan(
-        name=name,
-        folder=run_path(name),
+        recipe = str(Path(name).absolute()) if name.endswith(".toml") else name
+        arms.append(StudyArm(name=label, recipe="" if command else recipe, set=changes))
+    study = Study(
         question=f"Is {' or '.join(labels[1:])} better than {labels[0]}?",
+        baseline=labels[0],
         arms=tuple(arms),
-        claims=(claim,),
-        seeds=tuple(range(FIRST_SEED, FIRST_SEED + pairs[-1])),
+        primary=(claim,),
+        seeds=f"{FIRST_SEED}..{FIRST_SEED + pairs[-1] - 1}",
         looks=tuple(pairs),
-        values=flatten(values),
         give_up=HOPELESS,
-        tuning_seeds=TUNING_SEEDS if grid else (),
+        tuning=Tuning(seeds=TUNING_SEEDS, grid=grid) if grid else None,
         command=command,
         metric=metric,
-        is_race=True,
     )
+    plan = plan_of(study, Path("race.toml"))
+    values = dict(plan.values)
+    named = []
+    for arm, name in zip(plan.arms, names, strict=True):
+        identity: dict[str, Any] = {"command": command, "metric": metric}
+        if not command:
+            identity = identity_of(name, settings, device)
+            values |= flatten({f"machine of {arm.name}": identity["machine"]})
+        prefix = f"race-{arm.name[:32]}-{digest_of(identity)[:6]}"
+        named.append(replace(arm, prefix=prefix, recipe=command or name))
+    title = f"race-{'-'.join(labels)[:40].rstrip('-')}-{digest_of(values)[:6]}"
+    return replace(
+        plan,
+        name=title,
+        folder=run_path(title),
+        arms=tuple(named),
+        values=values,
+        file="\n".join(toml_lines(without_blanks(asdict(study)))) + "\n",
+    )
+
+
+def without_blanks(value: Any) -> Any:
+    """Return values without those that a study file leaves out: None, "" and empty lists."""
+    if isinstance(value, dict):
+        kept = {key: inner for key, inner in value.items() if inner not in (None, "", ())}
+        return {key: without_blanks(inner) for key, inner in kept.items()}
+    if isinstance(value, tuple):
+        return [without_blanks(inner) for inner in value]
+    return value
 
 
 def identity_of(
@@ -152,37 +156,3 @@ def count_race(plan: Plan) -> int:
             file.write(f"{plan.name}\n")
         names = path.read_text("utf-8").split()
     return names.index(plan.name) + 1
-
-
-def write_study_file(plan: Plan) -> None:
-    """Write what the race is as a study file into its folder."""
-    claim = plan.claims[0]
-    lines = [
-        f"question = {toml_value(plan.question)}",
-        f"baseline = {toml_value(plan.arms[0].name)}",
-        f'seeds = "{plan.seeds[0]}..{plan.seeds[-1]}"',
-        f"looks = {toml_value(list(plan.looks))}",
-        f"give_up = {plan.give_up}",
-    ]
-    if plan.command:
-        lines.append(f"command = {toml_value(plan.command)}")
-        lines.append(f"metric = {toml_value(plan.metric)}")
-    lines += [
-        "\n[[primary]]",
-        f'measure = "{claim.measure}"',
-        f'direction = "{claim.direction}"',
-        f"margin = {claim.margin}",
-    ]
-    if plan.tuning_seeds:
-        grid = {key: list(values) for key, values in plan.arms[0].grid.items()}
-        lines += [
-            "\n[tuning]",
-            f'seeds = "{plan.tuning_seeds[0]}..{plan.tuning_seeds[-1]}"',
-            f"grid = {toml_value(grid)}",
-        ]
-    for arm in plan.arms:
-        lines += ["\n[[arms]]", f"name = {toml_value(arm.name)}"]
-        if not plan.command:
-            lines.append(f"recipe = {toml_value(arm.recipe)}")
-            lines.append(f"set = {toml_value(list(arm.settings))}")
-    write_whole(plan.folder / "study.toml", "\n".join(lines) + "\n")

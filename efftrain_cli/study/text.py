@@ -13,12 +13,13 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import read_record
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.metrics import last_row
-from efftrain_cli.run.reading import ENDED
+from efftrain_cli.run.reading import ENDED, Run
 from efftrain_cli.study.conduct import UNEQUAL
 from efftrain_cli.study.plans import Plan
 from efftrain_cli.study.registration import Registration, changed_keys
-from efftrain_cli.study.tuning import tuning_trials
+from efftrain_cli.study.tuning import Tuned, tune, tuning_trials
 from efftrain_cli.trials.costs import costs_of, disk_lines
+from efftrain_cli.trials.runner import read_trial
 from efftrain_cli.trials.trial import Trial, state_of
 
 SIZES = (0.8, 1.2, 2.0)
@@ -35,11 +36,6 @@ def tell_look(rows: Sequence[Result], pairs: int) -> None:
             verdict = f"given up, p > {math.floor(10 * row.p) / 10:g}"
         name = f"{row.arm}, {row.title}," if has_several else row.arm
         say(f"{counted(pairs, 'pair')}: {name} {estimate}: {verdict}")
-
-
-def judged_trials(plan: Plan) -> list[Trial]:
-    """Return the runs that are judged, as far as their names are known before tuning."""
-    return [] if plan.tuning_seeds else plan.trials(plan.looks[-1])
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -123,10 +119,15 @@ def status_lines(plan: Plan) -> list[str]:
     state = f"changed since: {listed(changed)}" if changed else "unchanged"
     lines = [f"{plan.name}  registered {registration.registered}, {state}"]
     tuning = list(tuning_trials(plan))
+    is_tuned = all(state_of(trial) in ENDED for trial in tuning)
+    tuned = tune(plan, Reader()) if is_tuned else Tuned({})
     if tuning:
-        lines.append(f"tuning  {progress_text(tuning)}")
-    judged = judged_trials(plan)
-    if judged and not plan.command:
+        chosen = [f"{arm} {' '.join(point.values())}" for arm, point in tuned.points.items()]
+        lines.append(
+            ": ".join(filter(None, [f"tuning  {progress_text(tuning)}", ", ".join(chosen)]))
+        )
+    if is_tuned and not plan.command:
+        judged = [tuned.trial(arm, seed) for seed in plan.seeds for arm in plan.arms]
         lines.append(f"judging {progress_text(judged)}")
     for number, look in enumerate(registration.looks):
         for row in look:
@@ -134,6 +135,14 @@ def status_lines(plan: Plan) -> list[str]:
             what = f"{row['arm']} {verdict} in {row['title']}"
             lines.append(f"look    {plan.looks[number]} pairs: {what}")
     return lines
+
+
+class Reader:
+    """Reads runs that have ended, and trains none."""
+
+    def train(self, trials: Sequence[Trial], title: str = "") -> list[Run]:
+        """Return the run of each trial."""
+        return [read_trial(trial, state_of(trial)) for trial in trials]
 
 
 def progress_text(trials: Sequence[Trial]) -> str:

@@ -19,7 +19,8 @@ Point = dict[str, str]
 """Recipe key -> value, as TOML."""
 FEW_SEEDS = 3
 """Tuning seeds below which the choice of settings deserves a caveat."""
-MEASURED = "identical arms tuned on 3 seeds are told apart in 10 to 11 % of cases, not in 5"
+TUNED = "tuned on 3 seeds: a tie is told apart in about 10 % of races, not in 5"
+"""What a verdict of a tuned race says of itself."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,6 @@ def tune(plan: Plan, runner: Runner) -> Tuned:
     if len(plan.tuning_seeds) < FEW_SEEDS:
         seeds = counted(len(plan.tuning_seeds), "seed")
         caveats.append(f"settings were chosen on {seeds}: intervals lack this noise")
-    elif plan.is_race:
-        caveats.append(MEASURED)
     frame = grid_frame(groups, sorted(plan.varied), "tuning")
     return Tuned(chosen, [*caveats, *edge_notes(frame)], frame)
 
