@@ -6,7 +6,7 @@
 Writes error-rates.csv beside it after every batch of all cells, and goes on from one that is there:
 cell, pairs, what is counted, percent, mean number of runs, repetitions. Final losses are normal;
 effects are in standard deviations of a pair's difference. A standard error at 5 % is 0.22 with
-10,000 repetitions; the power of races takes 1,000.
+10,000 repetitions; power, and tuning over five rates, take 1,000.
 """
 
 from __future__ import annotations
@@ -279,7 +279,8 @@ def cells() -> Iterator[tuple[str, str, str, Callable[[Draw], Outcome]]]:
             return race(truths, LOOKS, draw)
 
         study = partial(tuned, rates, judge_often)
-        yield f"race, tuned over {rates} rates", "3, 5, 8", "false verdicts", study
+        counted = "false verdicts" if rates == 3 else "verdicts"
+        yield f"race, tuned over {rates} rates", "3, 5, 8", counted, study
     for pairs in PAIRS:
 
         def judge_once(truths: Sequence[Truth], draw: Draw, pairs: int = pairs) -> Outcome:
@@ -314,7 +315,7 @@ def main() -> None:
     totals, done = read_table(options.output, len(every))
     for _ in range(0, options.repetitions, BATCH):
         for number, (_, _, counted, study) in enumerate(every):
-            # The power of a race needs no more.
+            # Power, and what tuning costs, need no more.
             most = BATCH if counted == "verdicts" else options.repetitions
             batch = min(BATCH, most - done[number])
             draw = np.random.default_rng([number, done[number]])

@@ -190,11 +190,19 @@ def read_study(path: Path) -> Plan:
         RecipeError: it breaks rules; the message lists every breach at once.
         UsageError: command or metric cannot be used.
     """
-    return plan_of(validated(read_toml_file(path), Study, "study"), path)
+    return plan_of(validated(read_toml_file(path), Study, "study"), path.stem, path)
 
 
-def plan_of(study: Study, path: Path) -> Plan:
-    """Return the plan of a study whose file is `path`."""
+def plan_of(
+    study: Study,
+    name: str,
+    path: Path | None = None,
+) -> Plan:
+    """Return the plan of a study of this name.
+
+    Args:
+        path: its file, beside which recipes are looked for too.
+    """
     from efftrain_cli.run.directory import run_path
 
     values = flatten(asdict(study))
@@ -213,12 +221,12 @@ def plan_of(study: Study, path: Path) -> Plan:
         grid = {}
         if study.tuning is not None:
             grid = study.tuning.grid if arm.grid is None else arm.grid
-        prefix = f"{path.stem}-{arm.name}"
+        prefix = f"{name}-{arm.name}"
         arms.append(PlannedArm(arm.name, recipe, prefix, settings, grid))
     seeds = parse_seeds(study.seeds)
     return Plan(
-        name=path.stem,
-        folder=run_path(f"{path.stem}-study"),
+        name=name,
+        folder=run_path(f"{name}-study"),
         question=study.question,
         arms=tuple(arms),
         claims=study.primary,

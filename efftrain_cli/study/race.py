@@ -83,7 +83,7 @@ def race_plan(
         command=command,
         metric=metric,
     )
-    plan = plan_of(study, Path("race.toml"))
+    plan = plan_of(study, "race")
     values = dict(plan.values)
     named = []
     for arm, name in zip(plan.arms, names, strict=True):
