@@ -1,2 +1,2 @@
-"""The command line: Typer lives here and nowhere else. One module per command; heavy imports inside
-the commands."""
+"""Words of a command line in; the answer on standard output, messages and an exit code out. Typer
+lives here and nowhere else."""

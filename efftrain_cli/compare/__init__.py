@@ -1,5 +1,4 @@
-"""Side-by-side comparison of runs: which method reaches a loss with fewer tokens, FLOPs and
-seconds, and is it real?
+"""Runs in; differences with intervals, and verdicts, out.
 
 arms (runs of one recipe and setting) -> pairs of equal seeds -> checks (may they be compared?) ->
 judge (an estimate of every measure, a verdict of each claim) -> show, figures, tables.

@@ -1,2 +1,1 @@
-"""What every room stands on: errors, signals, whole files, the console and the types of recipe
-values."""
+"""Values in, values out, for every package: errors, signals, whole files, the console, sections."""

@@ -1,1 +1,1 @@
-"""`efftrain grow`: a finished run's state made larger, and the plan of when to grow."""
+"""A run and operators in, a larger run out; or two runs in, and the step to grow at out."""

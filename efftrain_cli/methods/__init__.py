@@ -1,2 +1,2 @@
-"""One file per method, each the paper's: citation, idea, equations, and how it attaches to a
-step."""
+"""Sections of a recipe and a step's progress in; how the step is trained out. One file a method,
+with citation, idea and equations."""

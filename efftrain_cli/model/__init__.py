@@ -1,1 +1,2 @@
-"""GPT-2 and all that depends on its shape: FLOPs, generation, weights in Hugging Face's form."""
+"""Tokens in, logits out; and what depends on a model's shape: FLOPs, generated text, weights in
+Hugging Face's form."""

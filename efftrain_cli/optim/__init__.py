@@ -1,1 +1,1 @@
-"""Optimizers over named parameters."""
+"""Named parameters with gradients in, updated parameters out."""

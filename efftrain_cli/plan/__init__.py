@@ -1,1 +1,1 @@
-"""What a step does: values, decisions and previews. No torch."""
+"""A recipe and progress in; steps with their costs, times and memory out. No torch."""

@@ -1,1 +1,1 @@
-"""Recipes: their sections, the rules between them, and their files. No torch."""
+"""TOML and overrides in, one checked `Recipe` out. No torch."""

@@ -1,1 +1,2 @@
-"""The run directory: writing it, reading its rows and events, and what is measured from them."""
+"""Rows, events and checkpoints of training in, a run's folder out; and back: the folder in, its
+rows out."""

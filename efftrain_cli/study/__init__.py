@@ -1,2 +1,1 @@
-"""`efftrain study` and `efftrain race`: what is compared, how often and by which measure, fixed
-before the first run."""
+"""A study file or arms to race in; registered runs and a verdict out."""

@@ -1,1 +1,1 @@
-"""What is to be trained: trials, what they cost, and the runner that trains them."""
+"""Recipes, seeds and settings in; trained runs out, each by a process of its own."""

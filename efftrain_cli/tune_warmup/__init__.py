@@ -1,1 +1,1 @@
-"""`efftrain tune-warmup`: the search for a warmup by short runs, with receipts."""
+"""A recipe and values to try in; receipts of short runs, and a recipe that is stable, out."""
