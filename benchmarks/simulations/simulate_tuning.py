@@ -19,8 +19,8 @@ import sys
 import numpy as np
 
 from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.tune_warmup.candidates import TuneConfig, find_candidates, tokens_of
 from efftrain_cli.tune_warmup.search import Candidates, Probe, Receipt, find_best, search
-from efftrain_cli.tune_warmup.tune import TuneConfig, find_candidates, tokens_of
 
 Random = np.random.Generator
 COLUMNS = ("recipe", "seeds", "found", "within one", "unstable", "mean", "95 %")

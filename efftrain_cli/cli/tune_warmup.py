@@ -88,7 +88,8 @@ def tune_warmup(
     tokens = load_recipe(recipe, settings).train.tokens
     limit = math.inf if budget is None else parse_budget(budget, tokens)
     chosen = () if seeds is None else parse_seeds(seeds)
-    from efftrain_cli.tune_warmup.tune import TuneConfig, tune
+    from efftrain_cli.tune_warmup.candidates import TuneConfig
+    from efftrain_cli.tune_warmup.tune import tune
 
     config = TuneConfig(
         recipe=recipe,

@@ -15,7 +15,7 @@ from efftrain_cli.cli.commands import register
 from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.trials import runner
-from efftrain_cli.tune_warmup import tune
+from efftrain_cli.tune_warmup import prober
 from tests.trained_run import QUICK, write_text
 
 SETTINGS = [
@@ -57,7 +57,7 @@ def train_here(arguments: Sequence[str], environment: Mapping[str, str], log: Pa
 @pytest.fixture
 def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(runner, "TICK", 0.0)
-    monkeypatch.setattr(tune, "TrialRunner", partial(runner.TrialRunner, launch=train_here))
+    monkeypatch.setattr(prober, "TrialRunner", partial(runner.TrialRunner, launch=train_here))
     return [write_text(tmp_path), *SETTINGS]
 
 

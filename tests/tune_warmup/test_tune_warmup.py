@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from efftrain_cli import pretrain
+from efftrain_cli.cli.tune_warmup import parse_budget
 from efftrain_cli.foundation.errors import DivergedError, UsageError
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.training.stages import train_stages
-from efftrain_cli.tune_warmup import tune as tune_warmup
+from efftrain_cli.tune_warmup.candidates import TuneConfig, find_candidates
+from efftrain_cli.tune_warmup.prober import Prober
 from efftrain_cli.tune_warmup.search import Receipt, Verdict
-from efftrain_cli.tune_warmup.tune import (
-    Prober,
-    TuneConfig,
-    find_candidates,
-    result_lines,
-    tune,
-)
+from efftrain_cli.tune_warmup.tune import result_lines, tune
 from tests.conftest import cli
 from tests.tune_warmup.conftest import lines
 
@@ -81,8 +78,6 @@ def test_a_killed_search_goes_on_without_repeating_a_probe(config, monkeypatch):
             yield record
 
     monkeypatch.setattr(pretrain, "train_stages", train_until_killed)
-    from dataclasses import replace
-
     kills = 0
     while True:
         try:
@@ -101,8 +96,6 @@ def test_a_killed_search_goes_on_without_repeating_a_probe(config, monkeypatch):
 
 
 def test_where_nothing_is_stable_the_search_says_so_and_fails(config, capsys):
-    from dataclasses import replace
-
     hopeless = replace(config, duration="optim.lr=1e30,1e29", name="hopeless")
     with pytest.raises(DivergedError, match=r"no warmup is recommended.*\n  lower optim\.lr"):
         tune(hopeless)
@@ -115,8 +108,6 @@ def test_where_nothing_is_stable_the_search_says_so_and_fails(config, capsys):
 
 def test_a_stable_control_says_that_nothing_was_told_apart(config, capsys):
     """(d), and its exit code."""
-    from dataclasses import replace
-
     calm = replace(config, threshold=1e9, name="calm")
     with pytest.raises(DivergedError, match=r"train with optim\.lr=1e-1, or raise"):
         tune(calm)
@@ -144,12 +135,14 @@ def test_the_unigram_plateau_is_that_of_the_texts(overrides, tmp_path):
     assert prober.unigram_loss == pytest.approx(expected / sum(valid.values()))
 
 
-def test_another_recipe_in_the_folder_is_refused(config, recipe):
-    tune_warmup._claim(folder_of("search"), recipe)
-    from dataclasses import replace
-
+def test_another_search_in_the_folder_is_refused(config):
+    folder = folder_of("search")
+    folder.mkdir(parents=True)
+    with pytest.raises(UsageError, match="holds no search\n  give another --name"):
+        tune(config)
+    (folder / "search.toml").write_text('base = "small"\n')
     with pytest.raises(UsageError, match="is another recipe\n  give another --name"):
-        tune(replace(config, settings=(*config.settings, "seed=3")))
+        tune(config)
 
 
 def test_a_recipe_of_one_s_own_is_not_overwritten(config):
@@ -160,8 +153,6 @@ def test_a_recipe_of_one_s_own_is_not_overwritten(config):
 
 
 def test_bad_options_are_refused_before_anything_is_trained(config):
-    from dataclasses import replace
-
     for changes, words in (
         ({"duration": "optim.lr=4"}, "has one value, so nothing is searched"),
         ({"duration": "optim.warmupsteps=4,8"}, "optim.warmupsteps"),
@@ -218,15 +209,9 @@ def test_the_plan_is_printed_and_nothing_trained(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("budget", ["0%", "ten", "-5%", "0", "1e400%"])
-def test_a_budget_that_is_none_is_refused(budget):
-    with pytest.raises(UsageError, match="give a share of a full run, such as 10%"):
-        cli("tune-warmup --recipe unstable-slw --plan --budget", budget)
-
-
 def test_budgets_are_shares_or_tokens():
-    from efftrain_cli.cli.tune_warmup import parse_budget
-
-    assert parse_budget("10%", 600_000) == 60_000
-    assert parse_budget(" 2.5 % ", 600_000) == 15_000
-    assert parse_budget("500M", 600_000) == 500_000_000
+    for text, tokens in (("10%", 60_000), (" 2.5 % ", 15_000), ("500M", 500_000_000)):
+        assert parse_budget(text, 600_000) == tokens
+    for text in ("0%", "ten", "-5%", "0", "1e400%"):
+        with pytest.raises(UsageError, match="give a share of a full run, such as 10%"):
+            parse_budget(text, 600_000)
