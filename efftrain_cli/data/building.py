@@ -62,6 +62,8 @@ of several sources, each gives its share."""
 SIDES = ("train", "valid")
 PROGRESS = "progress.json"
 _BATCH_PIECES = 4096
+_SAMPLE_PIECE = 1 << 12
+"""Characters of a piece that a tokenizer is trained on."""
 _BEGIN: Position = {"source": 0, "position": None, "characters": 0}
 
 
@@ -172,7 +174,8 @@ class Building:
                     for piece in cut_pieces(pieces):
                         if side == "train" and left[source.part] > 0:
                             left[source.part] -= len(piece)
-                            yield piece
+                            # The library keeps 256 of them.
+                            yield from cut_pieces(iter([piece]), _SAMPLE_PIECE)
                 if left[source.part] <= 0:
                     break
 

@@ -147,9 +147,9 @@ class Tokenizer:
         )
 
 
-def cut_pieces(texts: Iterator[str]) -> Iterator[str]:
-    """Yield a text, given in stretches, in pieces of about `_PIECE` characters, whose ids in a row
-    are those of the text if the tokenizer `can_cut`."""
+def cut_pieces(texts: Iterator[str], least: int = _PIECE) -> Iterator[str]:
+    """Yield a text, given in stretches, in pieces of `least` characters and the rest of a line,
+    whose ids in a row are those of the text if the tokenizer `can_cut`."""
     text = ""
     start = 0
     searched = 0
@@ -157,7 +157,7 @@ def cut_pieces(texts: Iterator[str]) -> Iterator[str]:
         text = text[start:] + more
         searched -= start
         start = 0
-        while border := _BORDER.search(text, max(start + _PIECE, searched)):
+        while border := _BORDER.search(text, max(start + least, searched)):
             yield text[start : border.end()]
             start = border.end()
         searched = len(text) - 1
