@@ -44,6 +44,7 @@ TINY: dict[str, Any] = {
     "model": {"n_layer": 2, "n_head": 2, "n_embd": 16, "seq_len": 16},
     "optim": {"lr": 1e-2},
     "train": {"tokens": 640, "batch_size": 8, "micro_batch_tokens": 32, "dtype": "fp32"},
+    "eval": {"every": 100},
 }
 """The values of `tiny_recipe`; all others are the defaults."""
 METHODS = {

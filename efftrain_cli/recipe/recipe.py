@@ -42,6 +42,9 @@ from efftrain_cli.recipe.sections import (
 )
 from efftrain_cli.recipe.toml import flatten, toml_lines
 
+EVALUATIONS = 20
+"""Evaluations of a run whose recipe does not say how often."""
+
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class Recipe:
@@ -118,6 +121,14 @@ class Recipe:
         if self.varies & {"length", "batch", "steps"}:
             return None
         return math.ceil(self.train.tokens / (self.train.batch_size * self.model.seq_len))
+
+    @model_validator(mode="after")
+    def _default_of_evaluations(self) -> Recipe:
+        if self.eval.every == 0:
+            steps = self.train.tokens / (self.train.batch_size * self.model.seq_len)
+            resolved = replace(self.eval, every=max(1, round(steps / EVALUATIONS)))
+            object.__setattr__(self, "eval", resolved)
+        return self
 
     @model_validator(mode="after")
     def _rules_between_sections(self) -> Recipe:

@@ -346,8 +346,9 @@ class Parallel:
 class Eval:
     """Validation at full length, all blocks, on a fixed set of windows."""
 
-    every: int = Field(default=100, ge=1)
-    """Steps between two evaluations; step 0 and the last step are evaluated too."""
+    every: int = Field(default=0, ge=0)
+    """Steps between two evaluations; step 0 and the last step are evaluated too. 0, the default:
+    a twentieth of the budget."""
     windows: int = Field(default=64, ge=1)
     """Validation windows, of seq_len tokens each."""
     positions: bool = False

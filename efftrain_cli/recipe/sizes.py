@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.model.flops import inner_parameters
-from efftrain_cli.recipe.recipe import Recipe, flat_values
+from efftrain_cli.recipe.recipe import EVALUATIONS, Recipe, flat_values
 from efftrain_cli.recipe.sections import Model, config_of
 
 BYTES_PER_TOKEN = 3
@@ -151,4 +151,4 @@ def written_sizes(
     yield Written("train.tokens", sizes.tokens, f"{tokens_per_parameter:g} a parameter: 2203.15556")
     yield Written("train.batch_size", batch_size, f"{step_tokens:,} tokens: arXiv 2406.19146")
     steps = sizes.tokens / step_tokens
-    yield Written("eval.every", max(1, round(steps / 20)), "about twenty evaluations")
+    yield Written("eval.every", max(1, round(steps / EVALUATIONS)), "about twenty evaluations")

@@ -34,6 +34,8 @@ lr = 3e-3
 tokens = 10_240
 batch_size = 8
 dtype = "fp32"
+[eval]
+every = 100
 [checkpoint]
 keep = 3
 """

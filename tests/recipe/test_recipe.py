@@ -184,6 +184,17 @@ def test_override_values_are_toml_and_else_text(folder):
     assert load_recipe("tiny", ['data.train=["a.txt", "b.txt"]']).data.train == ("a.txt", "b.txt")
 
 
+def test_a_recipe_that_does_not_say_how_often_evaluates_twenty_times(folder):
+    """TINY has 100,000 tokens in steps of 256: 391 steps, a twentieth of which is 19.5."""
+    assert load_recipe("tiny").eval.every == 20
+    assert load_recipe("tiny", ["eval.every=7"]).eval.every == 7
+    assert load_recipe("tiny", ["train.tokens=256"]).eval.every == 1
+    written = dump_recipe(load_recipe("tiny"))
+    (folder / "copy.toml").write_text(written)
+    longer = load_recipe("copy.toml", ["train.tokens=200_000"])
+    assert longer.eval.every == 20, "a run that is trained longer keeps its interval"
+
+
 def test_windows_files_are_read(folder):
     (folder / "recipes" / "dos.toml").write_bytes(
         b"\xef\xbb\xbf" + TINY.replace("\n", "\r\n").encode()
