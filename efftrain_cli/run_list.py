@@ -178,7 +178,8 @@ def verify_run(path: Path) -> str:
         except OSError as error:
             problems.append(f"{file} cannot be read: {error.strerror}")
             continue
-        problems += [f"{file}, line {number}: {wrong}" for number, wrong in lines.corrupt]
+        for number in lines.corrupt:
+            problems.append(f"{file}, line {number}: it does not match its check value")
         if lines.torn:
             problems.append(
                 f"{file} ends inside a line, which is left out:"

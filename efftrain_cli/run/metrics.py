@@ -45,8 +45,8 @@ class Metrics:
     key."""
     segments: int
     """Starts and resumes that wrote rows."""
-    corrupt: tuple[tuple[int, str], ...]
-    """(number, fault) of lines that were dropped."""
+    corrupt: tuple[int, ...]
+    """Numbers of the lines that were dropped."""
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -77,10 +77,9 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
     # Each kill may tear one line. More than that is damage.
     if len(lines.corrupt) > max(1, segments):
         path = run / "metrics.jsonl"
-        number, wrong = lines.corrupt[0]
         raise DataError(
-            f"{path} is damaged: {len(lines.corrupt)} lines are not rows (line {number} is the"
-            f" first: {wrong}), but the run was started {segments} times\n"
+            f"{path} is damaged: {len(lines.corrupt)} lines are not rows (line"
+            f" {lines.corrupt[0]} is the first), but the run was started {segments} times\n"
             "  restore the file from a copy, or remove those lines:"
             f" `efftrain runs verify {run.name}` lists them"
         )

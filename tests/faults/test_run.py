@@ -70,14 +70,10 @@ def test_one_owner(lab):
     lab.resume("r")
 
 
-BAD_NAMES = [
-    "../../x", "/abs", "a/b", "", "x" * 300, "con", "CON.txt", "nul", "com1", "résumé", "日本",
-    "-rf", "--name", "a\nb", "a\n", ".", "..", ".hidden", "a b", "a\\b", "a\0b", "a:b", "~",
-    "$HOME", "x" * 65,
-]  # fmt: skip
+BAD_NAMES = ("../../x", "/abs", "", "CON.txt", "résumé", "-rf", "a\n", "..", "a b", "x" * 65)
 
 
-@pytest.mark.parametrize("name", BAD_NAMES, ids=[ascii(name)[:12] for name in BAD_NAMES])
+@pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
 def test_names_that_could_leave_the_folder(name, tmp_path):
     """F32."""
     with pytest.raises(UsageError):
@@ -87,12 +83,8 @@ def test_names_that_could_leave_the_folder(name, tmp_path):
     with pytest.raises(UsageError):
         Run.open(name)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 64, "console", "quickstart-seed1234", "0"])
-def test_names_that_are_allowed(name, tmp_path):
-    Run.create(name, "", {}).close()
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [name]
+    Run.create("A.b_c-9", "", {}).close()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["A.b_c-9"]
 
 
 def test_a_run_that_is_a_symbolic_link(tmp_path):
@@ -117,26 +109,6 @@ def test_a_taken_name_is_never_overwritten(lab):
     assert "--resume r" in process.errors
     assert "r-2" in process.errors
     assert {path: path.read_bytes() for path in lab.run("r").rglob("*") if path.is_file()} == before
-
-
-def test_two_starts_at_the_same_moment(tmp_path, monkeypatch):
-    """F33: the name is decided by one rename."""
-    exists = Path.exists
-    monkeypatch.setattr(
-        Path, "exists", lambda path: path.name != "r" and exists(path)
-    )  # neither sees the other
-    first = Run.create("r", "first", {})
-    monkeypatch.undo()
-    calls = iter([False])
-    monkeypatch.setattr(
-        Path, "exists", lambda path: exists(path) if path.name != "r" else next(calls, True)
-    )
-    with pytest.raises(UsageError, match="exists already"):
-        Run.create("r", "second", {})
-    monkeypatch.undo()
-    assert (tmp_path / "runs" / "r" / "recipe.toml").read_text() == "first"
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["r"]
-    first.close()
 
 
 @pytest.mark.slow
@@ -317,19 +289,6 @@ def test_the_time_left_goes_by_the_pace_after_the_first_step(monkeypatch):
         screen._ended.set()
     assert "ETA" not in shown[0]
     assert shown[1].endswith("ETA 1 min 38 s") and shown[2].endswith("ETA 1 min 37 s")
-
-
-def test_the_time_left_has_no_milliseconds(monkeypatch):
-    """1 ms a step: 98 ms are left after the second of 100 steps."""
-    now = [0.0]
-    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
-    with TrainingDisplay(make_console(), total_tokens=100, tokens=0, steps=100) as screen:
-        for step in (1, 2):
-            now[0] = step / 1000
-            screen.show({"step": step, "tokens": step, "loss": 3.0, "val_loss": None})
-            assert not screen._text().endswith("ms")
-        assert screen._text().endswith("ETA 1 s")
-        screen._ended.set()
 
 
 @pytest.mark.parametrize(
