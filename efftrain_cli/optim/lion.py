@@ -17,7 +17,11 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.optim.optimizer import ParameterSet, Settings, decays
+from efftrain_cli.optim.optimizer import ParameterSet, Settings, decays, keep_if, split_by_size
+
+_GROUP = {"cpu": 1 << 18, "cuda": 1 << 26}
+"""Elements that are updated together, by device type: what a CPU's cache holds; on CUDA a bound on
+memory."""
 
 
 class Lion:
@@ -28,14 +32,21 @@ class Lion:
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
-        self._parameters = dict(parameters.named)
         self._betas = settings.betas
-        self._decay = {}
-        self._momentum = {}
-        for name, parameter in self._parameters.items():
-            kind = parameters.kinds[name]
-            self._decay[name] = settings.weight_decay * decays(kind)
+        device = next(iter(parameters.named.values())).device
+        most = _GROUP.get(device.type, 1 << 22)
+        self._momentum: Tensors = {}
+        by_decay: dict[float, list[str]] = {}
+        for name, parameter in parameters.named.items():
             self._momentum[name] = torch.zeros_like(parameter)
+            weight_decay = settings.weight_decay * decays(parameters.kinds[name])
+            by_decay.setdefault(weight_decay, []).append(name)
+        self._parameters = dict(parameters.named)
+        self._groups: list[tuple[float, list[str]]] = []
+        for weight_decay, names in by_decay.items():
+            sizes = [self._momentum[name].numel() for name in names]
+            for part in split_by_size(sizes, most):
+                self._groups.append((weight_decay, names[part]))
 
     @torch.no_grad()
     def step(
@@ -46,19 +57,36 @@ class Lion:
     ) -> None:
         """See `Optimizer.step`; `beta2` is not read, and the recipe's rules allow none."""
         skip = found_inf.bool()
-        of_direction, of_momentum = self._betas
-        for name, parameter in self._parameters.items():
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            momentum = self._momentum[name]
-            direction = torch.lerp(gradient, momentum, of_direction).sign_()
-            weight = parameter * (1 - lr * self._decay[name])
-            weight.sub_(direction, alpha=lr)
-            torch.where(skip, parameter, weight, out=parameter)
+        for weight_decay, names in self._groups:
+            weights: list[Tensor] = []
+            momenta = []
+            gradients = []
+            for name in names:
+                gradient = self._parameters[name].grad
+                if gradient is not None:
+                    weights.append(self._parameters[name])
+                    momenta.append(self._momentum[name])
+                    gradients.append(gradient)
+            if weights:
+                new = self._updated(weights, momenta, gradients, lr, weight_decay)
+                keep_if(skip, [*weights, *momenta], new)
 
-            next_momentum = torch.lerp(gradient, momentum, of_momentum)
-            torch.where(skip, momentum, next_momentum, out=momentum)
+    def _updated(
+        self,
+        weights: list[Tensor],
+        momenta: list[Tensor],
+        gradients: list[Tensor],
+        lr: float,
+        weight_decay: float,
+    ) -> list[Tensor]:
+        """Return new weights, then new momenta."""
+        of_direction, of_momentum = self._betas
+        directions = torch._foreach_lerp(gradients, momenta, of_direction)
+        torch._foreach_sign_(directions)
+        new_weights = torch._foreach_mul(weights, 1 - lr * weight_decay)
+        torch._foreach_sub_(new_weights, directions, alpha=lr)
+        new_momenta = torch._foreach_lerp(gradients, momenta, of_momentum)
+        return [*new_weights, *new_momenta]
 
     def tensors(self) -> Tensors:
         """See `Optimizer.tensors`: `exp_avg.NAME`."""

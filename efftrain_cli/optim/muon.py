@@ -2,13 +2,14 @@
 
 Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"
 (https://kellerjordan.github.io/posts/muon/). Five Newton-Schulz iterations in bf16 bring the
-momentum of a matrix close to the nearest orthogonal matrix, which is the update. torch.optim.Muon
-computes them. As the paper recommends, q, k and v are orthogonalized one by one, not as the fused
-matrix that stores them.
+momentum of a matrix close to the nearest orthogonal matrix, which is the update. As the paper
+recommends, q, k and v are orthogonalized one by one, not as the fused matrix that stores them.
+Matrices of equal shapes are computed together, to the bits of torch.optim.Muon.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,38 +17,40 @@ import torch
 from torch import Tensor, nn
 
 from efftrain_cli.foundation.tensors import Tensors
+from efftrain_cli.model.flops import NEWTON_SCHULZ_ITERATIONS
 from efftrain_cli.optim.adamw import AdamW
-from efftrain_cli.optim.optimizer import ParameterSet, Settings, WithoutCompiler
+from efftrain_cli.optim.optimizer import ParameterSet, Settings, keep_if, split_by_size
 
 MOMENTUM = 0.95
 """Decay rate of the momentum, Nesterov's; torch's default and the paper's."""
 
+_COEFFICIENTS = (3.4445, -4.775, 2.0315)
+"""The paper's: of x, (x x^T) x and (x x^T)^2 x in one iteration."""
 
-class _TorchMuon(WithoutCompiler, torch.optim.Muon):
-    pass
+_GROUP = 1 << 26
+"""Most elements that are updated together: a bound on memory."""
 
 
-class _Matrix(NamedTuple):
-    """A matrix of a block, with the parts that are orthogonalized one by one.
-
-    The parts of a fused matrix are q, k and v; any other matrix is one part.
-    """
+class _Part(NamedTuple):
+    """Rows of a block's matrix that are orthogonalized by themselves: q, k or v of a fused matrix,
+    or all."""
 
     whole: nn.Parameter
+    rows: slice
     momentum: Tensor
-    rows: list[int]
-    """Number of rows of each part."""
-    parts: list[nn.Parameter]
-    """Views of `whole`."""
+
+    @property
+    def weight(self) -> Tensor:
+        return self.whole.detach()[self.rows]
 
 
 class Muon:
-    """An `Optimizer`: torch's Muon for matrices, AdamW for the other parameters.
+    """An `Optimizer`: Muon for matrices, AdamW for the other parameters.
 
-    torch multiplies the update of a matrix, not its weight decay, by sqrt(max(1, rows / columns)),
-    or by 0.2 sqrt(max(rows, columns)) with `muon_scale` "match_rms_adamw" (Liu et al. 2025, "Muon
-    is scalable for LLM training", arXiv 2502.16982, section 2.2): an orthogonal matrix then has a
-    root mean square of 0.2, which is typical of AdamW's update.
+    The update of a matrix, not its weight decay, is multiplied by sqrt(max(1, rows / columns)), or
+    by 0.2 sqrt(max(rows, columns)) with `muon_scale` "match_rms_adamw" (Liu et al. 2025, "Muon is
+    scalable for LLM training", arXiv 2502.16982, section 2.2): an orthogonal matrix then has a root
+    mean square of 0.2, which is typical of AdamW's update.
     """
 
     gradient_powers: Mapping[str, int] = {"momentum_buffer": 1, **AdamW.gradient_powers}
@@ -57,41 +60,32 @@ class Muon:
         """See `Optimizer`."""
         # Without muon_lr, which the recipe's rules allow with "match_rms_adamw" only, it is lr.
         self._lr_ratio = (settings.muon_lr or settings.lr) / settings.lr
+        self._weight_decay = settings.weight_decay
+        self._matches_adamw = settings.muon_scale == "match_rms_adamw"
         kinds = parameters.kinds
         others = {}
-        self._matrices: dict[str, _Matrix] = {}
+        self._momentum: Tensors = {}
+        by_shape: dict[torch.Size, list[_Part]] = {}
         for name, parameter in parameters.named.items():
             if not kinds[name].endswith("matrix"):
                 others[name] = parameter
                 continue
-            rows = [len(parameter)]
+            counts = [len(parameter)]
             if kinds[name] == "fused_matrix":
-                rows = list(parameters.qkv_rows)
-            parts = [nn.Parameter(part) for part in parameter.detach().split(rows)]
-            momentum = torch.zeros_like(parameter)
-            self._matrices[name] = _Matrix(
-                parameter,
-                momentum,
-                rows,
-                parts,
-            )
+                counts = list(parameters.qkv_rows)
+            self._momentum[name] = torch.zeros_like(parameter)
+            start = 0
+            for buffer in self._momentum[name].split(counts):
+                rows = slice(start, start + len(buffer))
+                by_shape.setdefault(buffer.shape, []).append(_Part(parameter, rows, buffer))
+                start = rows.stop
+        self._groups: list[list[_Part]] = []
+        for shape, parts in by_shape.items():
+            sizes = [shape.numel()] * len(parts)
+            self._groups += [parts[group] for group in split_by_size(sizes, _GROUP)]
         self._adamw = AdamW(ParameterSet(named=others, kinds=kinds), settings)
 
-        all_parts = []
-        for matrix in self._matrices.values():
-            all_parts += matrix.parts
-        self._muon = _TorchMuon(
-            all_parts,
-            lr=0.0,
-            weight_decay=settings.weight_decay,
-            momentum=MOMENTUM,
-            adjust_lr_fn=settings.muon_scale,
-        )
-        for matrix in self._matrices.values():
-            buffers = matrix.momentum.split(matrix.rows)
-            for part, buffer in zip(matrix.parts, buffers, strict=True):
-                self._muon.state[part]["momentum_buffer"] = buffer
-
+    @torch.no_grad()
     def step(
         self,
         lr: float,
@@ -100,36 +94,58 @@ class Muon:
     ) -> None:
         """See `Optimizer.step`."""
         self._adamw.step(lr, found_inf, beta2)
-        for group in self._muon.param_groups:
-            group["lr"] = lr * self._lr_ratio
-
-        changed = []
-        for matrix in self._matrices.values():
-            changed += [matrix.whole.detach(), matrix.momentum]
-            if matrix.whole.grad is not None:
-                gradients = matrix.whole.grad.split(matrix.rows)
-                for part, gradient in zip(matrix.parts, gradients, strict=True):
-                    part.grad = gradient
-
-        # torch's Muon does not take `found_inf`: keep a copy of what it changes, and restore that
-        # on the device if the step must not count.
-        before = [tensor.clone() for tensor in changed]
-        self._muon.step()
         skip = found_inf.bool()
-        for tensor, old in zip(changed, before, strict=True):
-            torch.where(skip, old, tensor, out=tensor)
-        # Not `zero_grad`, which imports PyTorch's compiler.
-        for matrix in self._matrices.values():
-            for part in matrix.parts:
-                part.grad = None
+        for group in self._groups:
+            self._update(group, lr * self._lr_ratio, skip)
+
+    def _update(self, group: list[_Part], lr: float, skip: Tensor) -> None:
+        """Update matrices of one shape, those that have a gradient."""
+        weights = []
+        momenta = []
+        gradients = []
+        for part in group:
+            if part.whole.grad is not None:
+                weights.append(part.weight)
+                momenta.append(part.momentum)
+                gradients.append(part.whole.grad[part.rows])
+        if not weights:
+            return
+        new_momenta = torch._foreach_lerp(momenta, gradients, 1 - MOMENTUM)
+        updates = torch._foreach_lerp(gradients, new_momenta, MOMENTUM)
+        directions = orthogonalize(torch.stack(updates)).unbind()
+
+        rows, columns = weights[0].shape
+        scale = math.sqrt(max(1, rows / columns))
+        if self._matches_adamw:
+            scale = 0.2 * math.sqrt(max(rows, columns))
+        new_weights = torch._foreach_mul(weights, 1 - lr * self._weight_decay)
+        torch._foreach_add_(new_weights, directions, alpha=-lr * scale)
+        keep_if(skip, [*weights, *momenta], [*new_weights, *new_momenta])
 
     def tensors(self) -> Tensors:
         """See `Optimizer.tensors`: `momentum_buffer.NAME` of matrices, AdamW's of the others."""
-        tensors = {}
-        for name, matrix in self._matrices.items():
-            tensors[f"momentum_buffer.{name}"] = matrix.momentum
+        tensors = {f"momentum_buffer.{name}": buffer for name, buffer in self._momentum.items()}
         return tensors | self._adamw.tensors()
 
     def columns(self) -> Tensors:
         """Return no columns: sqrt(v) of AdamW's few parameters says nothing of the whole model."""
         return {}
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Return bf16 matrices close to the nearest orthogonal ones of `matrices` (n, rows, columns):
+    singular values come to lie between about 0.7 and 1.2."""
+    x = matrices.bfloat16()
+    is_tall = x.shape[1] > x.shape[2]
+    if is_tall:
+        x = x.mT
+    # The spectral norm is then at most 1.
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    first, third, fifth = _COEFFICIENTS
+    for _ in range(NEWTON_SCHULZ_ITERATIONS):
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
+        x = torch.baddbmm(x, polynomial, x, beta=first)
+    if is_tall:
+        x = x.mT
+    return x
