@@ -71,25 +71,19 @@ def runs_of(
     Raises:
         UsageError: a required column is missing, or a run has two rows of one step.
     """
-    names = columns or {}
-    unknown = [name for name in names if name not in COLUMNS]
-    if unknown:
-        hint = nearest(unknown[0], COLUMNS) or f"one of {', '.join(COLUMNS)}"
-        raise UsageError(f"--columns {unknown[0]}=: no such column\n  {hint}")
-    missing = [name for name in names.values() if name not in table]
-    if missing:
-        raise UsageError(
-            f"{source} has no column {missing[0]!r}\n  it has {listed(list(table), 12)}"
-        )
-    # A column that another one replaces would be there twice.
-    table = table.drop(columns=[name for name in names if name in table and names[name] != name])
-    table = table.rename(columns={theirs: ours for ours, theirs in names.items()})
-    for column in ("arm", "val_loss"):
-        if column not in table:
+    names = {"arm": "arm", "val_loss": "val_loss", **(columns or {})}
+    for ours, theirs in names.items():
+        if ours not in COLUMNS:
+            hint = nearest(ours, COLUMNS) or f"one of {', '.join(COLUMNS)}"
+            raise UsageError(f"--columns {ours}=: no such column\n  {hint}")
+        if theirs not in table:
             raise UsageError(
-                f"{source} has no column {column!r}, only {listed(list(table), 12)}\n"
-                f"  name the one that holds it: --columns {column}=NAME"
+                f"{source} has no column {theirs!r}, only {listed(list(table), 12)}\n"
+                f"  name the one that holds it: --columns {ours}=NAME"
             )
+    # A column that another one replaces would be there twice.
+    replaced = [ours for ours, theirs in names.items() if ours in table and theirs != ours]
+    table = table.drop(columns=replaced).rename(columns={names[ours]: ours for ours in names})
     table = with_numbers(table, source)
     has_seeds = "seed" in table
     if "run" not in table:
@@ -139,10 +133,7 @@ def check_rows(table: pd.DataFrame, source: str) -> None:
             f"{source}: run {several[0]!r} has several arms or seeds\n"
             "  give each run a name of its own"
         )
-    if "step" not in table:
-        keys = ["run"]
-    else:
-        keys = ["run", "step"]
+    keys = ["run", "step"] if "step" in table else ["run"]
     evaluated = table[table.val_loss.notna()]
     repeated = evaluated[evaluated.duplicated(keys)]
     if len(repeated):

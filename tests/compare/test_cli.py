@@ -7,13 +7,11 @@ import io
 import json
 import re
 import resource
-from html.parser import HTMLParser
 
 import pytest
 
-import efftrain_cli as efftrain
 from efftrain_cli.foundation.errors import DiskError, UsageError
-from tests.compare.known_runs import DEAD, PLD, SLW, of, row_of, write_pair
+from tests.compare.known_runs import SLW, of, row_of, write_pair
 from tests.conftest import cli, invoke
 from tests.fake_runs import write_run
 
@@ -34,15 +32,6 @@ def test_the_screen_begins_with_the_answer(root):
     assert arm == ["+ small-slw", arm[1], "at least 1.28x", "at least 1.28x", "5 s"]
     assert lines[5:] == ["note: exploratory: nothing was fixed before these runs"]
     assert len(lines) <= 20
-
-
-def test_a_loss_of_several_arms_is_corrected(root):
-    write_pair(root, 5)
-    for seed in range(5):
-        write_run(root, "slower", seed, speed=0.9, more=PLD)
-    first, second, *_ = cli(*WORDS, "slower").stdout.splitlines()
-    assert first.startswith("small-slw is better than small")
-    assert second.startswith("slower is worse than small")
 
 
 def test_one_seed_is_not_judged_and_says_what_to_do(root):
@@ -103,30 +92,15 @@ def test_csv_and_json_hold_the_same_numbers(root):
     assert loss["verdict"] == "better" and loss["p"] == pytest.approx(0.000146832718, rel=1e-6)
 
 
-class Page(HTMLParser):
-    """Counts the elements of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: dict[str, int] = {}
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.counts[tag] = self.counts.get(tag, 0) + 1
-
-
 def test_html_is_one_page_with_curves(root, tmp_path_factory):
     write_pair(root)
     path = tmp_path_factory.mktemp("page") / "report.html"
     cli(*WORDS, "--format", "html", "-o", str(path))
-    page = Page()
-    page.feed(path.read_text())
-    # Loss against three costs, differences, and eight logged columns.
-    assert page.counts["svg"] >= 4 and page.counts["table"] == 4
-    assert "small-slw is better than small" in path.read_text()
-    comparison = of("small", "small-slw")
-    names = {plot.name for plot in comparison.plots}
+    page = path.read_text()
+    assert page.count("<table") == 4 and "small-slw is better than small" in page
+    names = {plot.name for plot in of("small", "small-slw").plots}
     assert {"loss-tokens", "loss-flops", "loss-seconds", "differences", "lr", "loss"} <= names
-    assert len(comparison.figures()) == len(names) == page.counts["svg"]
+    assert page.count("<svg") == len(names)
 
 
 def test_markdown_and_latex_are_tables(root):
@@ -146,9 +120,7 @@ def test_a_plot_in_the_terminal(root):
     ("speed", "words", "code"),
     [
         (1.3, ["--fail-if", "worse"], 0),
-        (1.3, ["--fail-if", "not-better"], 0),
         (0.8, ["--fail-if", "worse"], 10),
-        (0.8, ["--fail-if", "not-better"], 10),
         (1.0, ["--fail-if", "worse"], 0),
         (1.0, ["--fail-if", "not-better"], 10),
         (1.0, ["--fail-if", "worse", "--margin", "0.00001"], 10),
@@ -197,32 +169,14 @@ def test_a_table_is_compared_from_the_command_line(root, tmp_path):
     assert text.startswith("b is better than a in final loss: -0.09667 [-0.111, -0.08232]; p = ")
 
 
-def test_the_python_api_holds_what_the_command_prints(root):
-    write_pair(root)
-    comparison = efftrain.comparison("small", "small-slw", margin=0.01)
-    (row,) = comparison.results[comparison.results.measure == "final_loss"].itertuples()
-    assert row.verdict == "better" and row.direction == "either"
-    assert list(comparison.runs.arm) == ["small"] * 3 + ["small-slw"] * 3
-    assert comparison.gains.empty and len(comparison.settings) == 2
-
-
-def test_a_failed_run_is_in_the_sentence(root):
-    for seed in range(5):
-        write_run(root, "small", seed)
-        write_run(root, "small-slw", seed, more=SLW, **(DEAD if seed == 0 else {"speed": 1.3}))
-    first = cli(*WORDS).stdout.splitlines()[0]
-    assert "undecided" in first and "failed or stuck: 1 of 5, baseline 0 of 5" in first
-
-
-@pytest.mark.parametrize("kind", ["table", "json", "html"])
-def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(root, kind):
+def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(root):
     """As under `ulimit -f`: the file of before is as it was, nothing half-written lies beside it; a
     link stays one."""
     write_pair(root)
     (root / "earlier").write_text("earlier")
     (root / "link").symlink_to("earlier")
     before, limits = sorted(root.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
-    output = ("--format", kind, "-o", str(root / "link"))
+    output = ("--format", "json", "-o", str(root / "link"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
         with pytest.raises(DiskError, match="earlier: File too large"):

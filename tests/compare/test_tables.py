@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from efftrain_cli.compare.comparison import compare
-from efftrain_cli.compare.from_wandb import read_api, read_wandb
+from efftrain_cli.compare.from_wandb import read_wandb
 from efftrain_cli.compare.tables import UNKNOWN, read_table, runs_of
 from efftrain_cli.foundation.errors import DataError, UsageError
 from tests.compare.known_runs import row_of
@@ -111,7 +111,7 @@ def test_a_table_with_a_schedule_has_costs():
     ("change", "columns", "message"),
     [
         (lambda t: t.drop(columns="arm"), {}, "has no column 'arm'.*\n.*--columns arm=NAME"),
-        (lambda t: t, {"val_loss": "val_bpb"}, "has no column 'val_bpb'\n  it has arm, seed"),
+        (lambda t: t, {"val_loss": "val_bpb"}, "has no column 'val_bpb', only arm, seed"),
         (lambda t: t, {"loss": "val_loss"}, "--columns loss=: no such column\n  did you mean"),
         (lambda t: pd.concat([t, t[:1]]), {}, "two rows of run adam-seed0, step 50\n"),
         (lambda t: t.assign(val_loss="low"), {}, "column 'val_loss' holds no numbers"),
@@ -136,11 +136,6 @@ def test_equal_curves_under_two_seeds_are_a_copy():
     frame = pd.DataFrame(rows, columns=["arm", "seed", "step", "val_loss"])
     with pytest.raises(UsageError, match="a-seed1 began with the losses of a-seed0"):
         compare(runs_of(frame, "x"))
-
-
-def test_columns_are_renamed():
-    frame = table().rename(columns={"val_loss": "eval/loss"})
-    assert len(runs_of(frame, "x", {"val_loss": "eval/loss"})) == 10
 
 
 def test_files_that_hold_no_table(tmp_path):
@@ -181,16 +176,6 @@ def answer() -> list[SimpleNamespace]:
 COLUMNS = {"val_loss": "eval/loss", "arm": "optim.name"}
 
 
-def test_a_wandb_project_is_read_whole():
-    runs = read_api(answer(), "me/project", COLUMNS)
-    assert [run.status for run in runs] == ["finished"] * 9 + ["diverged"]
-    assert runs[0].curve.val_loss.tolist() == [5.0, BASE[0]]
-    row = row_of(compare(runs), arm="muon")
-    assert row.n == 4
-    with pytest.raises(UsageError, match="wandb:me/empty has no rows"):
-        read_api([], "me/empty", COLUMNS)
-
-
 def test_wandb_is_asked_for_the_project(monkeypatch):
     asked = []
 
@@ -199,10 +184,16 @@ def test_wandb_is_asked_for_the_project(monkeypatch):
             asked.append(project)
             if project == "gone":
                 raise ValueError("Could not find project")
-            return answer()
+            return [] if project == "empty" else answer()
 
     fake = SimpleNamespace(Api=Api, errors=SimpleNamespace(Error=RuntimeError))
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    assert len(read_wandb("me/project", COLUMNS)) == 10 and asked == ["me/project"]
+    runs = read_wandb("me/project", COLUMNS)
+    assert asked == ["me/project"]
+    assert [run.status for run in runs] == ["finished"] * 9 + ["diverged"]
+    assert runs[0].curve.val_loss.tolist() == [5.0, BASE[0]], "scan_history, not history"
+    assert row_of(compare(runs), arm="muon").n == 4
+    with pytest.raises(UsageError, match="wandb:empty has no rows"):
+        read_wandb("empty")
     with pytest.raises(DataError, match="wandb:gone cannot be read: Could not find"):
         read_wandb("gone")

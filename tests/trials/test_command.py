@@ -7,15 +7,9 @@ import sys
 import pytest
 
 from efftrain_cli.foundation.errors import EfftrainError, UsageError
-from efftrain_cli.trials.command import (
-    CommandRunner,
-    check_command,
-    check_metric,
-    curve_of,
-    fill_in,
-)
+from efftrain_cli.trials.command import curve_of, fill_in
 from efftrain_cli.trials.trial import Trial
-from tests.conftest import cli, invoke
+from tests.conftest import cli
 
 PROGRAM = """\
 import os, random, sys
@@ -129,17 +123,6 @@ def test_the_plan_says_how_many_pairs_a_difference_needs(folder):
     assert "16 to judge (8 pairs); looks at 3, 5, 8 pairs" in text
     # A one-sample t test at 5 % and 80 %: 15, 8 and 5 pairs.
     assert "pairs   for a true difference of 0.8 sd: 15, 1.2 sd: 8, 2 sd: 5" in text
-
-
-def test_fail_if_of_a_race(folder):
-    assert invoke(*race("better", "base"), "--fail-if", "worse").exit_code == 10
-
-
-def test_checks_of_metric_and_command():
-    check_metric(r"step (?P<step>\d+) (?P<val_loss>\S+)")
-    check_command("SEED=1 train {arm}", 2)
-    with pytest.raises(UsageError):
-        CommandRunner(None, "x")
 
 
 def test_a_baseline_of_commands_is_trained_once_for_all_its_races(folder):
