@@ -29,7 +29,7 @@ LADDERS = ((4, 8), (5, 16), (6, 32))
 """Number of sizes, and the factor between the first and the last."""
 SLOPES = (0.0, 0.05)
 """True change of ln M per doubling; at 0.05 "holds" is wrong, and so is "fades" or "grows" at 0."""
-NOISES = ((0.01, 0.0), (0.01, 0.05), (0.02, 0.0), (0.02, 0.05))
+NOISES = ((0.01, 0.05), (0.02, 0.0))
 """sigma, nats per token, and the sd of tuning in ln M."""
 SEEDS = 3
 AT_LARGEST = 0.5
