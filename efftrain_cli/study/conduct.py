@@ -6,7 +6,6 @@ A look is written once. A claim that it closed is never judged again, and trains
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -90,22 +89,20 @@ def conduct_alone(
     tuned = tune(plan, runner)
     if plan.is_race:
         drop_states(tuning_trials(plan))
-    base, *others = plan.arms
+    others = plan.others
     runs: dict[str, Run] = {}
     rows: list[Result] = []
     for number, share in enumerate(shares(plan.looks)):
         pairs = plan.looks[number]
-        trials = []
-        for seed, arm in itertools.product(plan.seeds[:pairs], [base, *others]):
-            trials.append(tuned.trial(arm, seed))
-        for run in runner.train(trials, counted(pairs, "pair")):
+        trials = plan.trials(pairs, [*plan.baselines, *others], tuned.trials)
+        for run in train_trunks_first(runner, trials, counted(pairs, "pair")):
             runs[run.name] = run
         if plan.is_race:
             drop_states(trials)
 
         comparison = compare(
             runs.values(),
-            baseline=base.name,
+            baseline=plan.arms[0].name,
             claims=plan.claims,
             alpha=plan.alpha,
             share=share,
@@ -141,6 +138,19 @@ def drop_states(trials: Iterable[Trial]) -> None:
             # A damaged checkpoint is for `runs verify` to name.
             with contextlib.suppress(CheckpointError):
                 keep_weights(checkpoint)
+
+
+def train_trunks_first(runner: Runner, trials: Sequence[Trial], title: str) -> list[Run]:
+    """Train trials, those that others branch off first; a failed trunk has no branches."""
+    runs = runner.train([trial for trial in trials if trial.trunk is None], title)
+    failed = {run.name for run in runs if run.status != "finished"}
+    branches = []
+    for trial in trials:
+        if trial.trunk is not None and trial.trunk.run not in failed:
+            branches.append(trial)
+    if branches:
+        runs += runner.train(branches, f"{title}, branches")
+    return runs
 
 
 def close(

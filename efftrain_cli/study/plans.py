@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +25,16 @@ from efftrain_cli.recipe.draft import (
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.reading import computed_values
+from efftrain_cli.study.sizes import (
+    Size,
+    StudySize,
+    check_sizes,
+    parse_sizes,
+    settings_of_size,
+    size_of,
+)
 from efftrain_cli.trials.command import METRIC, check_command, check_metric
-from efftrain_cli.trials.trial import Trial, parse_seeds, run_name
+from efftrain_cli.trials.trial import Trial, Trunk, parse_seeds, run_name
 
 Grid = dict[str, tuple[bool | int | float | str, ...]]
 """Recipe key -> values to try."""
@@ -47,6 +56,13 @@ class PlannedArm:
     settings: Settings = ()
     grid: Grid = field(default_factory=dict)
     """What the arm is tuned over."""
+    size: Size | None = None
+    """Size at which the arm is trained, in a study of several."""
+
+    @property
+    def label(self) -> str:
+        """Name of what is tuned: the arm, at its size."""
+        return f"{self.name} {self.size.name}" if self.size is not None else self.name
 
     @property
     def points(self) -> int:
@@ -64,6 +80,26 @@ class PlannedArm:
         name = run_name([self.prefix, *words, f"seed{seed}"], overrides)
         return Trial(self.recipe, overrides, seed, name, arm=self.name)
 
+    def trials(self, seed: int, settings: Settings = (), *words: str) -> list[Trial]:
+        """Return the runs of a seed: one, or at a size its trunk and the branches of it."""
+        if self.size is None:
+            return [self.trial(seed, settings, *words)]
+        *shorter, longest = self.size.budgets
+        kept = [point.step for point in self.size.points]
+        trunk = self.trial(
+            seed,
+            (*settings, f"train.tokens={longest}", f"checkpoint.at={kept}"),
+            *words,
+            "trunk",
+        )
+        trials = [trunk]
+        for budget, point in zip(shorter, self.size.points, strict=True):
+            branch = self.trial(
+                seed, (*settings, f"train.tokens={budget}"), *words, f"at{point.step}"
+            )
+            trials.append(replace(branch, trunk=Trunk(trunk.name, *point)))
+        return trials
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -74,7 +110,7 @@ class Plan:
     """Where registration, looks and logs are."""
     question: str
     arms: tuple[PlannedArm, ...]
-    """Arms, the baseline first."""
+    """Arms, the baseline first; in a study of several sizes, each arm at each size."""
     claims: tuple[Claim, ...]
     seeds: tuple[int, ...]
     looks: tuple[int, ...]
@@ -105,15 +141,39 @@ class Plan:
         return self.folder.with_name(f"race-commands-{digest[:6]}")
 
     @property
+    def baselines(self) -> list[PlannedArm]:
+        """The baseline, at each size."""
+        return [arm for arm in self.arms if arm.name == self.arms[0].name]
+
+    @property
+    def others(self) -> list[PlannedArm]:
+        """The other arms, at each size."""
+        return [arm for arm in self.arms if arm.name != self.arms[0].name]
+
+    @property
     def varied(self) -> set[str]:
         """Keys that tuning varies."""
         return {key for arm in self.arms for key in arm.grid}
 
-    def trials(self, pairs: int) -> list[Trial]:
-        """Return the runs of all arms for so many pairs, without what tuning adds to them."""
+    def trials(
+        self,
+        pairs: int,
+        arms: Sequence[PlannedArm] = (),
+        trials_of: Callable[[PlannedArm, int], list[Trial]] = PlannedArm.trials,
+    ) -> list[Trial]:
+        """Return the runs of arms for so many pairs, seed by seed.
+
+        Args:
+            arms: default: all.
+            trials_of: gives the runs of an arm and seed, with what tuning adds to them.
+        """
         trials = []
-        for seed in self.seeds[:pairs]:
-            trials += [arm.trial(seed) for arm in self.arms]
+        for number, arm in itertools.product(range(pairs), arms or self.arms):
+            seeds = self.seeds
+            if arm.size is not None and arm.size.seeds:
+                seeds = arm.size.seeds
+            for seed in seeds[number : number + 1]:
+                trials += trials_of(arm, seed)
         return trials
 
 
@@ -174,6 +234,21 @@ class Study:
     """Command that trains an arm, with places for {seed} and {arm}, instead of recipes."""
     metric: str = METRIC
     """With a command: regular expression of a printed loss, whose last match counts."""
+    sizes: Text | tuple[StudySize, ...] = ()
+    """Sizes at which every arm is trained: "0.1M..1.6M x2", or a table for each."""
+    tokens_per_parameter: float = Field(default=20.0, gt=0)
+    """Tokens of a size that names none, per parameter of it."""
+    branches: Annotated[tuple[float, ...], Field(min_length=2)] = (0.5, 1.0, 2.0)
+    """Budgets of a size, in multiples of its tokens."""
+
+    @property
+    def each_size(self) -> tuple[StudySize, ...]:
+        """The sizes, whichever way they are written.
+
+        Raises:
+            ValueError: the text is not of its form.
+        """
+        return parse_sizes(self.sizes) if isinstance(self.sizes, str) else self.sizes
 
     @model_validator(mode="after")
     def _rules_between_keys(self) -> Study:
@@ -207,10 +282,12 @@ def plan_of(
 
     values = flatten(asdict(study))
     values.pop("question")
+    if not study.sizes:
+        del values["sizes"], values["tokens_per_parameter"], values["branches"]
     if study.command:
         check_command(study.command, len(study.arms))
         check_metric(study.metric)
-    arms = []
+    arms: list[PlannedArm] = []
     for arm in sorted(study.arms, key=lambda arm: arm.name != study.baseline):
         settings = (*study.set, *arm.set)
         recipe = study.command
@@ -222,7 +299,16 @@ def plan_of(
         if study.tuning is not None:
             grid = study.tuning.grid if arm.grid is None else arm.grid
         prefix = f"{name}-{arm.name}"
-        arms.append(PlannedArm(arm.name, recipe, prefix, settings, grid))
+        planned = PlannedArm(arm.name, recipe, prefix, settings, grid)
+        if study.sizes:
+            first = arms[0].recipe if arms else recipe
+            arms += arms_at_sizes(study, arm.set, planned, first)
+        else:
+            arms.append(planned)
+    check_sizes([each.size for each in arms if each.size and each.name == arms[0].name])
+    for each in arms:
+        if each.size is not None:
+            values[f"size of {each.label}"] = [*each.settings, *each.size.budgets]
     seeds = parse_seeds(study.seeds)
     return Plan(
         name=name,
@@ -241,6 +327,38 @@ def plan_of(
     )
 
 
+def arms_at_sizes(
+    study: Study,
+    own: Settings,
+    arm: PlannedArm,
+    baseline: str,
+) -> list[PlannedArm]:
+    """Return an arm at each size of a study.
+
+    Args:
+        own: changes of the arm's recipe, which win over those of a size.
+        baseline: recipe of the baseline.
+
+    Raises:
+        UsageError: its budgets cannot branch off one run.
+    """
+    arms = []
+    for size in study.each_size:
+        of_size = settings_of_size(size, baseline, study.set, study.tokens_per_parameter)
+        settings = (*study.set, *of_size, *own)
+        resolved = size_of(
+            size,
+            arm.recipe,
+            settings,
+            study.tokens_per_parameter,
+            study.branches,
+            parse_seeds(size.seeds) if size.seeds else (),
+        )
+        prefix = f"{arm.prefix}-{size.name}"
+        arms.append(replace(arm, prefix=prefix, settings=settings, size=resolved))
+    return arms
+
+
 def breaches(study: Study) -> Iterator[tuple[str, str]]:
     """Yield key and rule of each mistake that concerns several keys."""
     seeds = {*parse_seeds(study.seeds)}
@@ -253,8 +371,25 @@ def breaches(study: Study) -> Iterator[tuple[str, str]]:
     for number, arm in enumerate(study.arms):
         if bool(arm.recipe) == bool(study.command):
             yield f"arms.{number}.recipe", "is required without a command, and goes with one"
-    if study.command and (study.tuning or study.set):
-        yield "command", "goes with neither tuning nor set: write the settings into it"
+    if study.command and (study.tuning or study.set or study.sizes):
+        yield "command", "goes with neither tuning, set nor sizes: write the settings into it"
+    try:
+        sizes = study.each_size
+    except ValueError as error:
+        yield "sizes", str(error)
+        return
+    for number, size in enumerate(sizes):
+        own = {*parse_seeds(size.seeds)} if size.seeds else seeds
+        if len(own) < 2:
+            yield f"sizes.{number}.seeds", "must be two or more: one pair supports no claim"
+        seeds |= own
+    if len({size.name for size in sizes}) < len(sizes):
+        yield "sizes", "must have a name of their own each"
+    if len({*study.branches}) < len(study.branches) or min(study.branches) <= 0:
+        yield "branches", "must be positive and differ: they are multiples of a size's tokens"
+    has_multiplier = any(claim.measure == "compute_multiplier" for claim in study.primary)
+    if has_multiplier and not study.sizes:
+        yield "primary", "of a compute multiplier needs sizes"
     if len(seeds) < 2:
         yield "seeds", "must be two or more: one pair supports no claim"
     if study.looks and [*study.looks] != sorted({*study.looks, len(seeds)}):

@@ -17,6 +17,7 @@ from efftrain_cli.run.reading import ENDED, Run
 from efftrain_cli.study.conduct import UNEQUAL
 from efftrain_cli.study.plans import Plan
 from efftrain_cli.study.registration import Registration, changed_keys
+from efftrain_cli.study.sizes import ladder_lines
 from efftrain_cli.study.tuning import Tuned, tune, tuning_trials
 from efftrain_cli.trials.costs import costs_of, disk_lines
 from efftrain_cli.trials.runner import read_trial
@@ -59,7 +60,11 @@ def plan_lines(plan: Plan) -> list[str]:
     if not plan.command:
         costs = costs_of([*tuning, *last], plan.is_race)
         lines += [f"costs   {costs}", *disk_lines(costs)]
-    base, *others = (arm.name for arm in plan.arms)
+    base = plan.arms[0].name
+    others = dict.fromkeys(arm.name for arm in plan.others)
+    sizes = [arm.size for arm in plan.baselines if arm.size is not None]
+    if sizes:
+        lines += ladder_lines(sizes, [*tuning, *last], plan.looks[-1])
     for claim in plan.claims:
         lines.append(
             f"judged  {', '.join(others)} against {base}: {claim_text(claim)},"
@@ -83,7 +88,7 @@ def claim_text(claim: Claim) -> str:
 def visible(plan: Plan) -> float:
     """Return the difference that the last look shows with POWER, in standard deviations."""
     pairs = plan.looks[-1]
-    claims = len(plan.claims) * (len(plan.arms) - 1)
+    claims = len(plan.claims) * len({arm.name for arm in plan.others})
     level = plan.alpha * shares(plan.looks)[-1] / claims
     is_two_sided = any(claim.direction in TWO_SIDED for claim in plan.claims)
     estimate = Estimate(
@@ -101,8 +106,7 @@ def check_judgeable(plan: Plan) -> None:
     Raises:
         UsageError: no arm can be judged.
     """
-    base, *others = plan.arms
-    if all(arm.points != base.points for arm in others):
+    if all(arm.points != plan.arms[0].points for arm in plan.others):
         raise UsageError(
             f"study {plan.name} cannot be judged: every arm is {UNEQUAL}\n"
             "  give all arms grids of equally many settings"
@@ -127,7 +131,7 @@ def status_lines(plan: Plan) -> list[str]:
             ": ".join(filter(None, [f"tuning  {progress_text(tuning)}", ", ".join(chosen)]))
         )
     if is_tuned and not plan.command:
-        judged = [tuned.trial(arm, seed) for seed in plan.seeds for arm in plan.arms]
+        judged = plan.trials(plan.looks[-1], trials_of=tuned.trials)
         lines.append(f"judging {progress_text(judged)}")
     for number, look in enumerate(registration.looks):
         for row in look:

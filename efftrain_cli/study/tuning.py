@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
@@ -28,19 +28,19 @@ class Tuned:
     """What tuning came to."""
 
     points: Mapping[str, Point]
-    """Arm -> its best settings; none of an arm that is not tuned."""
+    """Label of an arm -> its best settings; none of an arm that is not tuned."""
     caveats: Sequence[str] = ()
     grid: pd.DataFrame = field(default_factory=pd.DataFrame)
     """The losses of all settings; empty without tuning."""
 
-    def trial(
+    def trials(
         self,
         arm: PlannedArm,
         seed: int,
-    ) -> Trial:
-        """Return a run of an arm at its best settings."""
-        point = self.points.get(arm.name, {})
-        return arm.trial(seed, settings_of(point), *words_of(point))
+    ) -> list[Trial]:
+        """Return the runs of an arm and seed at its best settings."""
+        point = self.points.get(arm.label, {})
+        return arm.trials(seed, settings_of(point), *words_of(point))
 
 
 def tuning_trials(plan: Plan) -> dict[Trial, Point]:
@@ -48,13 +48,16 @@ def tuning_trials(plan: Plan) -> dict[Trial, Point]:
     points = {}
     for seed, arm in itertools.product(plan.tuning_seeds, plan.arms):
         for point in points_of(arm.grid):
+            settings = settings_of(point)
+            if arm.size is not None:
+                settings = (*settings, f"train.tokens={arm.size.middle}")
             trial = arm.trial(
                 seed,
-                settings_of(point),
+                settings,
                 *words_of(point),
                 "tune",
             )
-            points[trial] = point
+            points[replace(trial, arm=arm.label)] = point
     return points
 
 

@@ -29,6 +29,8 @@ def check_steps(
     with tempfile.TemporaryDirectory(prefix="efftrain-check-") as folder, runs_in(Path(folder)):
         runner = TrialRunner(Path(folder), device=device, devices=devices)
         for trial in trials:
+            if trial.trunk is not None:
+                continue
             (run,) = runner.train([replace(trial, until=STEPS)], f"check of {trial.arm}")
             loss = run.spent("val_loss")
             lines.append(f"{trial.arm}: {STEPS} steps, validation loss {loss:.4f}")

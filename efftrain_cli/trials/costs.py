@@ -55,7 +55,8 @@ def costs_of(trials: Sequence[Trial], weights_only: bool = False) -> Costs:
         if state_of(trial) in ENDED:
             continue
         recipe = _recipe(trial.recipe, trial.settings)
-        left = recipe.train.tokens - int(last_row(runs_root() / trial.name).get("tokens") or 0)
+        row = last_row(runs_root() / trial.name)
+        left = recipe.train.tokens - int(row.get("tokens") or trial.begun)
         runs += 1
         tokens += max(left, 0)
         disk += disk_bytes(recipe, weights_only)

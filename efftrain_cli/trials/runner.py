@@ -83,6 +83,8 @@ def pretrain_arguments(
 def begin_arguments(trial: Trial) -> list[str]:
     """Return the options of `pretrain` that begin a trial's run."""
     options = ["--recipe", trial.recipe, "--seed", str(trial.seed), "--name", trial.name]
+    if trial.trunk is not None:
+        options += ["--from", f"{trial.trunk.run}@{trial.trunk.step}"]
     for setting in trial.settings:
         options += ["--set", setting]
     return options
@@ -260,9 +262,7 @@ class TrialRunner:
                 environment,
                 log,
             )
-            self._active[place] = _Slot(
-                trial, child, log, time.monotonic(), tokens_so_far(trial.name)
-            )
+            self._active[place] = _Slot(trial, child, log, time.monotonic(), tokens_so_far(trial))
 
     def _ended(
         self,
@@ -294,7 +294,7 @@ class TrialRunner:
                 f"  the same command continues; its output: {slot.log}"
             )
         self._ends[name] = status
-        self._tokens_done += tokens_so_far(name) - slot.tokens_before
+        self._tokens_done += tokens_so_far(slot.trial) - slot.tokens_before
         is_expected = status == "finished" or slot.trial.threshold is not None
         if is_expected and silent():
             return
@@ -317,7 +317,7 @@ class TrialRunner:
             # Until a run has ended, the first minute is mostly its start.
             return ""
         done = self._tokens_done
-        left = sum(self._tokens[trial.name] - tokens_so_far(trial.name) for trial in self._waiting)
+        left = sum(self._tokens[trial.name] - tokens_so_far(trial) for trial in self._waiting)
         seconds = 0.0
         for slot in self._active.values():
             row = last_row(runs_root() / slot.trial.name)
@@ -356,7 +356,7 @@ class TrialRunner:
         shares = []
         for slot in self._active.values():
             name = slot.trial.name
-            share = min(100.0, 100 * tokens_so_far(name) / self._tokens[name])
+            share = min(100.0, 100 * tokens_so_far(slot.trial) / self._tokens[name])
             shares.append(f"{name} {share:.0f} %")
         text = f"training {', '.join(shares)}{self._eta()}"
         if terminal:
@@ -435,9 +435,9 @@ def read_trial(trial: Trial, status: str) -> Run:
     return replace(run, arm=trial.arm or run.arm, status=status)
 
 
-def tokens_so_far(name: str) -> int:
-    """Return the tokens of a run's last row; 0 if it has none."""
-    return int(last_row(runs_root() / name).get("tokens") or 0)
+def tokens_so_far(trial: Trial) -> int:
+    """Return the tokens of a run's last row; of one that has none, those it begins with."""
+    return int(last_row(runs_root() / trial.name).get("tokens") or trial.begun)
 
 
 def last_loss(name: str) -> float | None:

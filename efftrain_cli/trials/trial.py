@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from efftrain_cli.foundation.bounds import RUNS
 from efftrain_cli.foundation.errors import RecipeError, UsageError
@@ -24,6 +24,14 @@ from efftrain_cli.run.small_files import NOT_COMPUTED
 if TYPE_CHECKING:
     from efftrain_cli.recipe.recipe import Recipe
     from efftrain_cli.run.reading import Run
+
+
+class Trunk(NamedTuple):
+    """A checkpoint that a run begins with."""
+
+    run: str
+    step: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,13 @@ class Trial:
     """Fluctuation of the validation perplexity above which a probe ends as diverged."""
     arm: str = ""
     """Label that the run gets; "" for its recipe's name."""
+    trunk: Trunk | None = None
+    """What it begins with; None: random weights."""
+
+    @property
+    def begun(self) -> int:
+        """Tokens that its trunk has trained."""
+        return self.trunk.tokens if self.trunk is not None else 0
 
 
 class Runner(Protocol):
