@@ -283,11 +283,11 @@ def train_and_log(
             state.model.zero_grad(set_to_none=True)
         book.save(at_end=True)
     # torchrun ends the others once a process has ended with an error, and rank 0 may still save.
-    dist.barrier()
+    memory = dist.gather_objects(peak_memory(session.device))
     if stopped:
         raise stopped_error(run, state.progress.step)
     if run is not None:
-        run.event("memory", peak_memory(session.device))
+        run.event("memory", {"by_rank": memory})
     return book.val_loss
 
 

@@ -10,6 +10,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Progress
@@ -20,7 +21,7 @@ from efftrain_cli.training.gradient import Gradient
 from efftrain_cli.training.loop import train
 from efftrain_cli.training.record import read_records
 from efftrain_cli.training.state import TrainState
-from tests.tiny import assert_equal, changed, fresh, tensors_of, tiny_recipe, windows_of
+from tests.tiny import METHODS, assert_equal, changed, fresh, tensors_of, tiny_recipe, windows_of
 
 VOCAB = 60
 CPU = torch.device("cpu")
@@ -231,3 +232,33 @@ def test_losses_by_position_average_to_the_validation_loss_and_change_nothing(wi
     assert [[row.get(name) for name in columns] for row in rows[0]] == [
         [row.get(name) for name in columns] for row in rows[1]
     ]
+
+
+class Reads(TorchDispatchMode):
+    """Notes every operation that brings a value from the device to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        if name.startswith(("aten._local_scalar_dense", "aten.nonzero", "aten.equal.")):
+            self.noted.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_step_reads_from_the_device(method, windows, monkeypatch):
+    """But SimiGrad's, whose gradients decide the next batch."""
+    recipe = changed(RECIPE, "model.n_layer=3", "train.batch_size=8", *METHODS[method])
+    state = fresh(recipe, VOCAB)
+    steps = train(state, recipe, windows, windows.validation(2))
+    for _ in range(4):
+        next(steps)
+    with Reads() as reads:
+        # No operation of a CPU's tensor.
+        monkeypatch.setattr(torch.Tensor, "tolist", lambda _: reads.noted.append("") or (1, 1, 1))
+        for _ in range(3):
+            next(steps)
+    assert bool(reads.noted) == (method == "simigrad")

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from efftrain_cli.bench import random_windows
-from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training import loop
-from efftrain_cli.training.compiling import compiled_graphs, micro_batch_shapes
+from efftrain_cli.training.compiling import compiled_graphs
 from efftrain_cli.training.record import StepRecord, read_records
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.training.stopwatch import Stopwatch
@@ -124,17 +123,3 @@ def test_a_compiled_run_is_an_eager_one_in_few_graphs(name, tmp_path, monkeypatc
         assert len(shapes) > 1, "otherwise nothing is shown"
     if name == "growth":
         assert {row["stage"] for row in rows} == {0, 1}
-
-
-def test_micro_batches_of_a_step_have_one_shape_or_two():
-    def plan(batch_size: int, accumulation_steps: int) -> StepPlan:
-        return StepPlan(1, 0.0, batch_size, 16, accumulation_steps, 0, 1, (1.0,), False)
-
-    assert micro_batch_shapes(plan(8, 4)) == {(2, 16)}
-    assert micro_batch_shapes(plan(7, 3)) == {(2, 16), (3, 16)}
-    for batch_size in range(1, 20):
-        for steps in range(1, batch_size + 1):
-            parts = torch.zeros(batch_size, 16).tensor_split(steps)
-            assert micro_batch_shapes(plan(batch_size, steps)) == {
-                tuple(part.shape) for part in parts
-            }

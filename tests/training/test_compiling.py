@@ -4,25 +4,21 @@ computes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import choose_determinism
-from efftrain_cli.plan.plan import plan_run, plan_step
-from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.plan.plan import plan_run
+from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training import compiling, objective
 from efftrain_cli.training.compiling import (
     GRAPH_LIMIT,
     compiled_graphs,
     compiles,
-    full_micro_batch,
-    middle_micro_batch,
 )
 from efftrain_cli.training.objective import Compute, Objective
 from tests.tiny import changed, fresh, tiny_recipe
@@ -67,76 +63,6 @@ def graphs_of(build: Callable[..., tuple[GPT, Compute]], recipe: Recipe, shapes:
             expected = eager(tokens, targets, None, None)["loss"]
             torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
     return compiled_graphs() - before
-
-
-def test_the_micro_batch_of_a_full_step():
-    assert full_micro_batch(RECIPE, 1) == (2, FULL)
-    uneven = changed(RECIPE, "train.batch_size=5")
-    assert full_micro_batch(uneven, 1) is None
-    single = changed(RECIPE, "train.micro_batch_tokens=100")
-    assert full_micro_batch(single, 1) == (1, FULL)
-
-
-@pytest.mark.parametrize("quantum, micro_batch_tokens, want", [
-    (4, 2 * FULL, (2, FULL)),
-    (8, 2 * FULL, (2, FULL)),
-    # one micro-batch: an odd number of quanta would be cut into unequal halves
-    (2, 2 * FULL, None),
-    (4, 3 * FULL, None),
-    (4, 100, None),
-])  # fmt: skip
-def test_simigrad_keeps_the_full_shape_where_its_quantum_is_two_micro_batches(
-    quantum, micro_batch_tokens, want
-):
-    recipe = changed(
-        RECIPE,
-        "train.batch_size=8",
-        f"train.micro_batch_tokens={micro_batch_tokens}",
-        f"simigrad={{target = 0.5, min_batch_size = {quantum}, max_batch_size = 64, quantum ="
-        f" {quantum}}}",
-    )
-    assert full_micro_batch(recipe, 1) == want
-    for batch_size in range(quantum, 65, quantum):
-        plan = plan_step(recipe, Progress(batch_size=batch_size))
-        parts = torch.arange(batch_size).tensor_split(plan.accumulation_steps)
-        if want is not None:
-            assert {len(part) for part in parts} == {want[0]}, batch_size
-
-
-def test_the_shipped_recipes_keep_the_full_shape_and_the_logits_below_2_to_the_31():
-    for name in ("gpt2-117m", "gpt2-117m-simigrad", "gpt2-117m-slw", "gpt2-1.5b", "gpt3-125m"):
-        recipe = load_recipe(name)
-        shape = full_micro_batch(recipe, 1)
-        assert shape is not None, name
-        assert shape[0] * shape[1] * 50304 < 2**31, name
-
-
-def test_the_graph_for_every_length_is_compiled_at_a_middle_one(compiles_by):
-    assert middle_micro_batch(RECIPE) == [], "lengths stay"
-    warming = changed(RECIPE, "seq_len_warmup={start = 8, steps = 130}")
-    assert middle_micro_batch(warming) == [(2, FULL // 2)]
-    larger = replace(
-        warming,
-        train=replace(RECIPE.train, tokens=10**9, batch_size=64, micro_batch_tokens=8 * FULL),
-    )
-    assert middle_micro_batch(larger) == [(16, FULL // 2)], "as many tokens as a full micro-batch"
-    filled = changed(RECIPE, 'seq_len_warmup={start = 8, steps = 130, batch = "tokens"}')
-    filled = replace(
-        filled, train=replace(RECIPE.train, tokens=10**9, batch_size=2, micro_batch_tokens=8 * FULL)
-    )
-    assert middle_micro_batch(filled) == [(4, FULL // 2)], "as many tokens as a full step"
-    torch._dynamo.reset()
-    seen: list[int] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
-        seen.extend(int(x.node.hint) for x in inputs if isinstance(x, torch.SymInt))
-        return graph
-
-    _, compute = compiles_by(backend, warming)
-    for length in (8, 16, 24):
-        tokens = torch.zeros(2, length, dtype=torch.int64)
-        compute(tokens, tokens.clone(), None, None)
-    assert FULL // 2 in seen and not {8, 16, 24} & set(seen)
 
 
 def broken_backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
@@ -213,14 +139,6 @@ def test_more_graphs_than_the_limit(compile_, compiles_by, monkeypatch, capsys):
     assert "warning: torch.compile failed: FailOnRecompileLimitHit" in capsys.readouterr().err
 
 
-def test_running_out_of_memory_while_compiling_stays_that(compiles_by):
-    def full(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
-        raise torch.OutOfMemoryError("full")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        gradient_by(*compiles_by(full, changed(RECIPE, "train.compile=on")))
-
-
 def test_deterministic_recipes_have_the_compiler_time_no_kernels(compiles_by):
     """PyTorch's switch sets the compiler's, and compiling leaves it set; else kernels are chosen by
     timing them."""
@@ -233,16 +151,6 @@ def test_deterministic_recipes_have_the_compiler_time_no_kernels(compiles_by):
 
 
 @pytest.mark.slow
-def test_without_a_compiler_pretrain_ends_with_two_lines_and_exit_2(fresh_efftrain, tmp_path):
-    done = fresh_efftrain(
-        "pretrain", "--recipe", "quickstart", "--steps", "1", "--set", "train.compile=on",
-        CXX="/nonexistent", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),
-    code=2)  # fmt: skip
-    assert "torch.compile failed: InvalidCxxCompiler: No working C++ compiler" in done.stderr
-    assert "gcc g++ python3-dev" in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
 def test_warmup_over_128_lengths_needs_two_graphs_at_most(compiles_by):
     recipe = changed(RECIPE, "seq_len_warmup={start = 8, steps = 130}")
     shapes = [(plan.batch_size, plan.seq_len) for plan, _ in plan_run(recipe)][:140]
@@ -251,49 +159,3 @@ def test_warmup_over_128_lengths_needs_two_graphs_at_most(compiles_by):
         "one graph for the full shape, one for all the others"
     )
     assert GRAPH_LIMIT >= 2
-
-
-DROPPING = changed(
-    RECIPE,
-    "model.n_layer=4",
-    "model.seq_len=16",
-    "progressive_layer_drop={theta = 0.5, steps = 10}",
-    "train.micro_batch_tokens=32",
-)
-
-
-@pytest.mark.slow
-def test_compiled_blocks_take_what_attention_may_use_at_their_own_shape(compiles_by):
-    """Dynamo does not look at the choice of kernels, so it must not pass from one kind of shape to
-    the other."""
-    torch._dynamo.reset()
-    traced: list[bool] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
-        traced.append(torch.backends.cuda.cudnn_sdp_enabled())
-        return graph
-
-    _, compute = compiles_by(backend, DROPPING)
-    tokens = torch.randint(60, (2, 16))
-    for length, enabled in ((16, True), (12, False), (10, True)):
-        before = torch.backends.cuda.cudnn_sdp_enabled()
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
-        try:
-            part = tokens[:, :length].contiguous()
-            compute(part, part, None, torch.ones(4))
-        finally:
-            torch.backends.cuda.enable_cudnn_sdp(before)
-    assert traced == [True, True, False, False]
-
-
-@pytest.mark.slow
-def test_a_second_model_of_the_same_shape_needs_no_graph_of_its_own(compiles_by):
-    """A probe before training, and the many short runs of tune-warmup, build the function anew."""
-    recipe = changed(RECIPE, "model.seq_len=32")
-    assert graphs_of(compiles_by, recipe, [(64, 32)]) == 1
-    before = compiled_graphs()
-    for _ in range(3):
-        _, compute = compiles_by("aot_eager", recipe)
-        tokens = torch.randint(60, (64, 32))
-        compute(tokens, tokens.roll(1, 1), None, None)["loss"].backward()
-    assert compiled_graphs() == before

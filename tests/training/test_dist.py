@@ -15,11 +15,9 @@ from efftrain_cli.cli import options
 from efftrain_cli.cli.options import share
 from efftrain_cli.foundation.errors import LostProcessError, UsageError
 from efftrain_cli.methods.simigrad import SimiGrad
-from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import micro_batch_multiple
 from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.training import dist
-from efftrain_cli.training.compiling import full_micro_batch
 from efftrain_cli.training.launch import needs_launch, process_rank, refuse_several
 from tests.tiny import tiny_recipe
 
@@ -45,15 +43,6 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def set_all(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-
-
-def test_a_process_alone_joins_no_others(monkeypatch):
-    with dist.joined():
-        assert (dist.rank(), dist.world_size(), dist.is_main()) == (0, 1, True)
-    # A shell inside an allocation has the job's variables, and is not a step of srun.
-    set_all(monkeypatch, SLURM_JOB_ID="7", SLURM_PROCID="0")
-    with dist.joined():
-        assert dist.world_size() == 1 and "RANK" not in os.environ
 
 
 def test_a_step_of_srun_is_named_as_torchrun_names_it(monkeypatch):
@@ -129,30 +118,11 @@ def test_nccl_adds_up_in_one_order(monkeypatch):
     assert os.environ["NCCL_NVLS_ENABLE"] == "0"
 
 
-def test_buckets_are_a_function_of_sizes(monkeypatch):
-    monkeypatch.setattr(dist, "BUCKET", 10)
-    tensors = [torch.zeros(size) for size in (4, 6, 1, 25, 3, 3)]
-    sizes = [[tensor.numel() for tensor in bucket] for bucket in dist.buckets(tensors)]
-    assert sizes == [[4, 6], [1], [25], [3, 3]]
-
-
 def test_facts_that_differ_are_named_with_their_rank(monkeypatch):
     facts = [{"torch": "2.13", "recipe": "a"}, {"torch": "2.13", "recipe": "b"}]
     monkeypatch.setattr(dist, "gather_objects", lambda value: facts)
     with pytest.raises(UsageError, match="recipe: b on rank 1, a on rank 0"):
         dist.check_alike(facts[0])
-
-
-def test_copies_of_the_gradient_are_counted():
-    """SimiGrad keeps the gradient of one half beside that of the other."""
-    simigrad = SimiGrad(target=0.5, min_batch_size=8, max_batch_size=64)
-    assert gradient_copies(RECIPE) == 1
-    assert gradient_copies(replace(RECIPE, simigrad=simigrad)) == 2
-
-
-@pytest.mark.parametrize("ranks, want", [(1, (4, 16)), (2, (4, 16)), (4, (2, 16))])
-def test_the_full_shape_is_that_of_the_ranks_cut(ranks, want):
-    assert full_micro_batch(RECIPE, ranks) == want
 
 
 def test_halves_of_shards_have_equal_passes_on_every_rank():

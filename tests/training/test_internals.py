@@ -5,20 +5,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from efftrain_cli.compare.arms import Arm
-from efftrain_cli.compare.figures import plots_of
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.columns import series_of
-from efftrain_cli.run.reading import load_run
 from efftrain_cli.training.gradient import Gradient
-from efftrain_cli.training.internals import by_layer, largest_logit
 from efftrain_cli.training.loop import train
 from efftrain_cli.training.record import read_records
 from efftrain_cli.training.state import TrainState
-from tests.fake_runs import rows_of, write_run
 from tests.resume_law import RandomTokens, run
 from tests.tiny import (
     FOUR_BLOCKS,
@@ -133,25 +127,6 @@ def test_columns_are_those_of_independent_arithmetic(model):
     assert len([name for name in row if "_h." in name]) == 8
 
 
-def test_the_largest_logit_looks_at_no_later_key():
-    q = torch.tensor([[[[1.0, 0, 0, 0], [2.0, 0, 0, 0]], [[0, -3.0, 0, 0], [0, 1.0, 0, 0]]]])
-    k = torch.tensor([[[[1.0, 0, 0, 0], [9.0, 0, 0, 0]], [[0, -1.0, 0, 0], [0, -7.0, 0, 0]]]])
-    # Head 0 allows 1 x 1, 2 x 1, 2 x 9; head 1 allows 3 x 1, -1 x 1 ... and not -3 x -7; over
-    # sqrt(4).
-    assert float(largest_logit(q, k)) == 9.0
-    assert float(largest_logit(q[:, 1:], k[:, 1:])) == 1.5
-
-
-def test_norms_of_parameters_make_those_of_layers():
-    norms = {"wte.weight": 7.0, "h.1.ln_1.weight": 3.0, "h.10.ln_1.weight": 5.0, "h.1.x": 4.0}
-    found = by_layer({name: torch.tensor(value) for name, value in norms.items()})
-    assert {block: float(value) for block, value in found.items()} == {
-        "wte": 7.0,
-        "h.1": 5.0,
-        "h.10": 5.0,
-    }
-
-
 CASES = METHODS | {
     "ouroboros": ["ouroboros={modules = 4}"],
     "llama": LLAMA,
@@ -173,30 +148,3 @@ def test_every_block_has_its_columns_on_every_second_step(method):
 
 COLUMNS = ("grad_norm_h.", "update_ratio_h.", "residual_rms_h.", "attention_logit_max_h.")
 LOGITS = {f"attention_logit_max_h.{number}" for number in range(4)}
-
-
-def test_compare_and_wandb_draw_every_block(tmp_path):
-    """Of 1,000 steps a figure shows 200 points: the largest logit of each five steps, and every
-    fifth RMS."""
-    rows = rows_of(1000, 0)
-    for row in rows[1:]:
-        step = row["step"]
-        row |= {f"attention_logit_max_h.{n}": float(step % 5 - n) for n in range(2)}
-        row |= {f"residual_rms_h.{n}": float(step + n) for n in range(2)}
-        row |= {f"update_ratio_h.{n}": 1e-3 for n in range(2)}
-        row |= {f"grad_norm_h.{n}": 0.5 for n in range(2)}
-    more = "\n[eval]\ninternals = 1\n"
-    path = write_run(tmp_path, "small", 0, steps=1000, rows=rows, more=more)
-    plots = {plot.name: plot for plot in plots_of([Arm("A", (load_run(path),))], [])}
-    drawn = {"residual-rms-A", "attention-logit-max-A", "grad-norm-A", "update-ratio-A"}
-    assert drawn <= plots.keys()
-    largest = plots["attention-logit-max-A"].curves
-    assert {line: set(part.y) for line, part in largest.groupby("line")} == {0: {4.0}, 1: {3.0}}
-    assert plots["attention-logit-max-A"].title == "Largest attention logit: A, seed 0"
-    sizes = plots["residual-rms-A"].curves
-    assert sizes.y.min() == 1.0 and len(sizes) == 2 * 200
-    assert set(sizes.label) == {"block (paler: earlier ones)"}
-    assert series_of("update_ratio_h.1") == "internals/update_ratio_h.1"
-    assert series_of("grad_norm_h.1") == "internals/grad_norm_h.1"
-    assert series_of("grad_norm") == "optim/grad_norm"
-    assert series_of("val_loss_from_16") == "val/loss_from_16"

@@ -9,11 +9,9 @@ import pytest
 
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.step import Progress
-from efftrain_cli.methods.staged_growth import Switch
-from efftrain_cli.plan.plan import after_evaluation, after_growth, plan_run, stage_ended
+from efftrain_cli.plan.plan import after_evaluation, plan_run, stage_ended
 from efftrain_cli.plan.preview import staged_warnings, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from tests.conftest import cli
 
 STAGED = """
 [model]
@@ -86,13 +84,6 @@ def test_stages_that_cannot_work_are_refused(tmp_path, overrides, message):
         staged(tmp_path, *overrides)
 
 
-def test_a_single_stage_is_refused(tmp_path):
-    path = tmp_path / "one.toml"
-    path.write_text(STAGED.split("[[stages]]")[0] + "[[stages]]\n")
-    with pytest.raises(RecipeError, match="one stage"):
-        load_recipe(str(path))
-
-
 def test_the_plan_grows_jumps_the_schedule_and_warms_up_again(tmp_path):
     recipe = staged(tmp_path)
     steps = list(plan_run(recipe, None, 64))
@@ -130,29 +121,6 @@ def test_the_plan_grows_jumps_the_schedule_and_warms_up_again(tmp_path):
     assert flops[10] < flops[30] < flops[60]
 
 
-def test_growth_back_into_the_learning_rates_warmup_keeps_the_schedule_whole(tmp_path):
-    """A switch so early that the schedule jumps back into its warmup: the warmup is finished, then
-    the decay begins."""
-    recipe = staged(tmp_path, "optim.warmup_steps=18")
-    plans = dict(enumerate(plan_run(recipe, None, None), 1))
-    plan, after = plans[24]  # the schedule's 18th step
-    assert after.schedule_step == 18
-    assert plan.lr == pytest.approx(1e-3 * 4 / 5)
-    assert after.lr_warmup_tokens == after.schedule_tokens
-
-
-def test_rules_on_counts():
-    progress = Progress(step=10, tokens=1000, flops=1e6)
-    for rule, value in (("steps", 10), ("tokens", 1000), ("flops", 1e6)):
-        assert Switch(rule=rule, value=value).reached(progress)
-        assert not Switch(rule=rule, value=value + 1).reached(progress)
-
-
-def test_counts_may_be_written_short(tmp_path):
-    recipe = staged(tmp_path, 'stages.0.switch.value="2K"')
-    assert recipe.stages[0].switch.value == 2000
-
-
 def test_slope_rule_reads_the_regression_and_waits_for_its_window(tmp_path):
     """L = t^-0.06 up to t = 40, then t^-0.03: the slope of 5 evaluations passes -0.05 only once
     enough lie beyond."""
@@ -186,12 +154,6 @@ def test_evaluations_of_the_warmup_and_rewarmup_do_not_count(tmp_path):
     early = staged(tmp_path, 'stages.0.switch={rule="loss", value=1.0}')
     assert not stage_ended(early, after_evaluation(early, Progress(step=4, schedule_step=4), 0.5))
     assert stage_ended(early, after_evaluation(early, Progress(step=5, schedule_step=5), 0.5))
-
-
-def test_latest_ends_a_stage_whose_rule_never_fires(tmp_path):
-    recipe = staged(tmp_path, 'stages.0.switch={rule="slope", value=-0.05, latest=1280}')
-    stages = [after.stage for _, after in plan_run(recipe)]
-    assert stages.index(1) == 20
 
 
 def warned(recipe: Recipe) -> list[str]:
@@ -229,39 +191,6 @@ def test_a_schedule_that_cannot_reach_min_lr_is_warned_of(tmp_path):
     assert not list(staged_warnings(recipe, summarize_plan(recipe, until=5).end))
 
 
-def test_a_plan_grows_by_flops_where_the_vocabulary_is_known(tmp_path):
-    recipe = staged(tmp_path, 'stages.0.switch={rule="flops", value=1}')
-    stages = [after.stage for _, after in plan_run(recipe, vocab_size=64)]
-    assert sorted({*stages}) == [0, 1, 2]
-
-
-def test_the_last_stage_never_ends(tmp_path):
-    recipe = staged(tmp_path)
-    assert not stage_ended(recipe, Progress(stage=2, step=10**6, tokens=10**9))
-
-
-def test_growth_leaves_what_was_spent_alone(tmp_path):
-    recipe = staged(tmp_path)
-    before = Progress(
-        step=20,
-        tokens=1280,
-        flops=5.0,
-        windows=80,
-        schedule_step=20,
-        schedule_tokens=1280,
-        best_loss=2.0,
-    )
-    after = after_growth(recipe, before)
-    assert (after.stage, after.stage_step, after.schedule_step) == (1, 20, 14)
-    assert after._replace(stage=0, stage_step=0, schedule_step=20, schedule_tokens=1280) == before
-    # The decay cannot begin later than where the schedule has gone back to: 1280 / 1.412 tokens.
-    assert (
-        after_growth(recipe, before._replace(lr_warmup_tokens=1000)).lr_warmup_tokens
-        == after.schedule_tokens
-        == 907
-    )
-
-
 def test_the_small_staged_recipe_spends_what_small_spends():
     """Equal FLOPs, and both at min_lr at their end: a comparison of nothing but the growth."""
     ends = {}
@@ -271,18 +200,3 @@ def test_the_small_staged_recipe_spends_what_small_spends():
         assert recipe.model == load_recipe("small").model
         assert plan.lr == pytest.approx(recipe.optim.min_lr, rel=1e-3)
     assert ends[True][1] == pytest.approx(ends[False][1], rel=1e-3)
-
-
-@pytest.mark.parametrize("name, saved", [("depth", 0.054), ("width", 0.164), ("both", 0.164)])
-def test_gpt2_staged_recipes_end_at_the_scratch_recipes_schedule(name, saved):
-    scratch, grown = (load_recipe(f"gpt2-117m-staged-{which}") for which in ("scratch", name))
-    *_, (_, end) = plan_run(scratch, None, 50257)
-    *_, (_, after) = plan_run(grown, None, 50257)
-    assert grown.model == scratch.model
-    assert after.schedule_step == pytest.approx(end.step, abs=1)
-    assert 1 - after.flops / end.flops == pytest.approx(saved, abs=0.005)
-
-
-def test_a_plan_says_that_the_model_never_grows():
-    words = ["--recipe", "small-staged-depth", "--set", "train.tokens=500K"]
-    assert "ends in stage 0: the model never grows" in cli("pretrain", *words, "--plan").stderr

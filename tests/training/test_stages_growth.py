@@ -8,19 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.methods.chunked_accumulation import ChunkedAccumulation
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch
-from efftrain_cli.model.accumulator import Accumulator
-from efftrain_cli.model.linear import NarrowLinear
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
-from efftrain_cli.training import loop, stages
 from efftrain_cli.training.build import build_model
-from efftrain_cli.training.evaluation import evaluate
 from efftrain_cli.training.record import read_records
 from efftrain_cli.training.stages import (
     GrowthRecord,
@@ -105,25 +99,6 @@ def test_a_staged_recipe_trains_through_all_its_stages(windows):
     assert state.progress.tokens == 24 * 64 and state.progress.windows == 24 * 4
 
 
-def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows):
-    section = ChunkedAccumulation(
-        operands="fp8_e5m2",
-        forward=Accumulator(bits=4, exponent_bits=6),
-        grad_weight=Accumulator(bits=4),
-    )
-    recipe = replace(RECIPE, chunked_accumulation=section)
-    state = fresh(recipe, VOCAB)
-    rows, growths = run(state, windows, recipe)
-    linear = [layer for layer in state.model.h.modules() if isinstance(layer, nn.Linear)]
-    assert len(linear) == 2 * 4 and all(isinstance(layer, NarrowLinear) for layer in linear)
-    assert rows[-1]["loss"] < rows[1]["loss"]
-    # the loss is kept as far as such sums keep it, and what moved is said
-    for growth in growths:
-        assert growth.val_loss_after == pytest.approx(growth.val_loss_before, abs=0.02)
-        moved = abs(growth.val_loss_after - growth.val_loss_before)
-        assert ("warning" in growth_message(growth)) == (moved > 1e-3)
-
-
 @pytest.mark.parametrize("symmetry, warned", [("none", True), ("offdiag", False)])
 def test_equal_copies_are_warned_of_before_the_run(windows, symmetry, warned):
     stages = (
@@ -145,47 +120,3 @@ def test_a_run_that_ends_with_its_stage_does_not_grow(windows):
     assert [g.step for g in growths] == [8]
     _, undisturbed = run(fresh(RECIPE, VOCAB), windows, RECIPE, until=9)
     assert growths[0].val_loss_before == undisturbed[0].val_loss_before
-
-
-def test_a_state_is_evaluated_once_before_its_growth(windows, monkeypatch):
-    """The last step of a stage is evaluated anyway: steps 0, 8, 16 and 24, and twice after a
-    growth."""
-    calls = []
-    for module in (loop, stages):
-        monkeypatch.setattr(module, "evaluate", lambda *args: calls.append(1) or evaluate(*args))
-    run(fresh(RECIPE, VOCAB), windows, RECIPE)
-    assert len(calls) == 4 + 2
-
-
-@pytest.mark.parametrize(
-    "after, keeps, end",
-    [
-        (5.0004, True, "5.0004; the schedule continues from step 6"),
-        (
-            5.002,
-            True,
-            "5.0020; the schedule continues from step 6\n"
-            "  warning: the loss should have stayed the same",
-        ),
-        (
-            5.002,
-            False,
-            "5.0020; the schedule continues from step 6\n  (these variants do not keep the loss)",
-        ),
-    ],
-)
-def test_the_message_of_a_growth(after, keeps, end):
-    record = GrowthRecord(
-        step=8,
-        stage=1,
-        operators=("depth", "width"),
-        parameters_before=1234,
-        parameters_after=56789,
-        val_loss_before=5.0,
-        val_loss_after=after,
-        preserves_loss=keeps,
-        schedule_step=6,
-        schedule_tokens=384,
-    )
-    start = "grown at step 8 (depth, width): 1,234 -> 56,789 parameters, val loss 5.0000 -> "
-    assert growth_message(record) == start + end
