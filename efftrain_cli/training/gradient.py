@@ -24,6 +24,7 @@ from efftrain_cli.model.kernels import (
     attention_kernels,
     choose_determinism,
     choose_matmul_precision,
+    keep_freed_memory,
 )
 from efftrain_cli.optim.gradients import take_gradients
 from efftrain_cli.recipe.recipe import Recipe
@@ -64,6 +65,7 @@ class Gradient:
         """`stops` is asked between two micro-batches whether to abandon the step."""
         choose_determinism(recipe.train.deterministic)
         choose_matmul_precision(state.dtype, state.device)
+        keep_freed_memory(state.device)
         self._recipe = recipe
         self._state = state
         self._stops = stops
