@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -131,32 +130,33 @@ def describe_changes(base: Arm, arm: Arm) -> str:
     return f"{arm.label} {' and '.join(parts)}." if parts else ""
 
 
-def describe_differences(
-    base: Arm,
-    arm: Arm,
-    varied: Collection[str],
-) -> list[str]:
-    """Return the settings outside the method's own sections that differ; none without a method.
+def describe_differences(arms: Sequence[Arm], varied: Collection[str]) -> list[str]:
+    """Return a sentence per arm about settings outside the methods' own sections that differ.
 
-    Two arms without a method's section differ in what is asked about.
+    Two arms without a method's section differ in what is asked about: there is none about them.
 
     Args:
+        arms: the baseline first.
         varied: keys that were varied on purpose, such as those of a tuning grid.
     """
-    sections: dict[str, Any] = {}
-    for each in (base, arm):
-        sections |= {key.partition(".")[0]: True for key in each.first.settings}
-    methods = {*methods_among(sections), "stages"}
-    differing = differing_keys([base, arm])
-    own = [key for key in differing if key.partition(".")[0] in methods]
-    if not own:
-        return []
-    texts = []
-    for key in differing:
-        if key not in own and key not in varied:
-            before, after = (each.first.settings.get(key, "-") for each in (base, arm))
-            texts.append(f"{key} {before} | {after}")
-    return texts
+    sentences = []
+    base = arms[0]
+    for arm in arms[1:]:
+        keys = differing_keys([base, arm])
+        sections = {key.partition(".")[0]: True for key in keys}
+        methods = {*methods_among(sections), "stages"}
+        other = [key for key in keys if key.partition(".")[0] not in methods]
+        texts = []
+        for key in other:
+            if key not in varied:
+                before, after = (each.first.settings.get(key, "-") for each in (base, arm))
+                texts.append(f"{key} {before} | {after}")
+        subject = "They differ"
+        if len(arms) > 2:
+            subject = f"{arm.label} differs from {base.label}"
+        if texts and len(other) < len(keys):
+            sentences.append(f"{subject} in more than the method: {', '.join(texts)}")
+    return sentences
 
 
 def mean_fact(arm: Arm, title: str) -> float:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FINAL_LOSS = Claim()
 """What is judged unless a study says otherwise."""
 REFUSALS = 5
-"""Reasons of a refusal that are listed."""
+"""Most reasons of a refusal that are listed."""
 EXPLORATORY = "exploratory: nothing was fixed before these runs"
 """Caveat of every comparison of runs that were there."""
 
@@ -60,7 +60,6 @@ class Comparison:
     ladder: Ladder
     grid: pd.DataFrame
     """Losses of the settings that arms were chosen from; empty if each has one: `grid_frame`."""
-    alpha: float = 0.05
 
     @property
     def verdicts(self) -> list[Result]:
@@ -179,8 +178,6 @@ def compare(
     refusals = find_refusals(compared)
     if refusals and not allow:
         faults = "".join(f"  - {refusal}\n" for refusal in refusals[:REFUSALS])
-        if len(refusals) > REFUSALS:
-            faults += f"  and {len(refusals) - REFUSALS} more\n"
         raise UsageError(
             f"these losses do not compare:\n{faults}"
             "  leave out one side of each line, or pass --allow to show them unjudged"
@@ -221,24 +218,9 @@ def compare(
             races,
         ),
         claims=claims,
-        differences=differences_of(arms, {*varied, *varied_keys(every)}),
+        differences=describe_differences(arms, {*varied, *varied_keys(every)}),
         changes=[change for change in changes if change],
         caveats=caveats,
         ladder=ladder,
         grid=grid,
-        alpha=alpha,
     )
-
-
-def differences_of(arms: Sequence[Arm], varied: Collection[str]) -> list[str]:
-    """Return a sentence per arm about settings that differ though they are not the method's."""
-    base, *others = arms
-    sentences = []
-    for arm in others:
-        keys = describe_differences(base, arm, varied)
-        subject = "They differ"
-        if len(others) > 1:
-            subject = f"{arm.label} differs from {base.label}"
-        if keys:
-            sentences.append(f"{subject} in more than the method: {', '.join(keys)}")
-    return sentences

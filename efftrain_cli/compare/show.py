@@ -142,7 +142,7 @@ def result_table(comparison: Comparison) -> pd.DataFrame:
         "measure",
         "arm",
         "mean",
-        f"against {base} [{100 * (1 - comparison.alpha):g} %]",
+        f"against {base} [{100 * comparison.rows[0].confidence:.3g} %]",
         "p",
         "verdict",
     ]

@@ -52,11 +52,55 @@ def conduct(
         EfftrainError: as `register` and `Runner.train`.
     """
     make_folder(plan.folder)
-    lock = take_lock(plan.folder / "lock")
-    try:
-        return conduct_alone(plan, runner, tell, maximize)
-    finally:
-        lock.close()
+    with contextlib.closing(take_lock(plan.folder / "lock")):
+        path = plan.folder / "plan.json"
+        races = count_race(plan) if plan.is_race else 1
+        registered = register(path, plan.values).registered
+        if plan.is_race:
+            write_whole(plan.folder / "study.toml", plan.file)
+        tuned = tune(plan, runner)
+        if plan.is_race:
+            drop_states(tuning_trials(plan))
+        others = plan.others
+        runs: dict[str, Run] = {}
+        rows: list[Result] = []
+        for number, share in enumerate(shares(plan.looks)):
+            pairs = plan.looks[number]
+            trials = plan.trials(pairs, [*plan.baselines, *others], tuned.trials)
+            for run in train_trunks_first(runner, trials, counted(pairs, "pair")):
+                runs[run.name] = run
+            if plan.is_race:
+                drop_states(trials)
+
+            comparison = compare(
+                runs.values(),
+                baseline=plan.arms[0].name,
+                claims=plan.claims,
+                alpha=plan.alpha,
+                share=share,
+                closed=[row for row in rows if row.closed],
+                races=races,
+                maximize=maximize,
+                varied=plan.varied,
+            )
+            looks = read_looks(path)
+            if number < len(looks):
+                rows = looks[number]
+            else:
+                is_last = number + 1 == len(plan.looks)
+                rows = [close(row, plan, is_last) for row in comparison.verdicts]
+                write_look(path, rows)
+                tell(rows, pairs)
+            is_open = {row.arm for row in rows if not row.closed}
+            others = [arm for arm in others if arm.name in is_open]
+            if not others:
+                break
+        caveats = [*tuned.caveats, *early_runs(plan, runs.values(), registered)]
+        written = {row.key: row for row in rows}
+        rows = [written.get(row.key, row) for row in comparison.rows]
+        caveats += comparison.caveats
+        grid = comparison.grid if tuned.grid.empty else tuned.grid
+        return replace(comparison, rows=rows, caveats=caveats, grid=grid)
 
 
 def runner_of(
@@ -72,63 +116,6 @@ def runner_of(
         return CommandRunner(table, plan.metric, failed_exit=failed_exit)
     study = "race" if plan.is_race else plan.name
     return TrialRunner(plan.folder, device=device, jobs=jobs, devices=devices, study=study)
-
-
-def conduct_alone(
-    plan: Plan,
-    runner: Runner,
-    tell: Tell,
-    maximize: bool,
-) -> Comparison:
-    """Conduct a plan that no other process conducts."""
-    path = plan.folder / "plan.json"
-    races = count_race(plan) if plan.is_race else 1
-    registered = register(path, plan.values).registered
-    if plan.is_race:
-        write_whole(plan.folder / "study.toml", plan.file)
-    tuned = tune(plan, runner)
-    if plan.is_race:
-        drop_states(tuning_trials(plan))
-    others = plan.others
-    runs: dict[str, Run] = {}
-    rows: list[Result] = []
-    for number, share in enumerate(shares(plan.looks)):
-        pairs = plan.looks[number]
-        trials = plan.trials(pairs, [*plan.baselines, *others], tuned.trials)
-        for run in train_trunks_first(runner, trials, counted(pairs, "pair")):
-            runs[run.name] = run
-        if plan.is_race:
-            drop_states(trials)
-
-        comparison = compare(
-            runs.values(),
-            baseline=plan.arms[0].name,
-            claims=plan.claims,
-            alpha=plan.alpha,
-            share=share,
-            closed=[row for row in rows if row.closed],
-            races=races,
-            maximize=maximize,
-            varied=plan.varied,
-        )
-        looks = read_looks(path)
-        if number < len(looks):
-            rows = looks[number]
-        else:
-            is_last = number + 1 == len(plan.looks)
-            rows = [close(row, plan, is_last) for row in comparison.verdicts]
-            write_look(path, rows)
-            tell(rows, pairs)
-        is_open = {row.arm for row in rows if not row.closed}
-        others = [arm for arm in others if arm.name in is_open]
-        if not others:
-            break
-    caveats = [*tuned.caveats, *early_runs(plan, runs.values(), registered)]
-    written = {row.key: row for row in rows}
-    rows = [written.get(row.key, row) for row in comparison.rows]
-    caveats += comparison.caveats
-    grid = comparison.grid if tuned.grid.empty else tuned.grid
-    return replace(comparison, rows=rows, caveats=caveats, grid=grid)
 
 
 def drop_states(trials: Iterable[Trial]) -> None:
@@ -167,7 +154,7 @@ def close(
     is_decided = row.verdict not in ("", "undecided")
     is_hopeless = row.p > plan.give_up and row.n >= HOPELESS_FROM
     remarks = []
-    if plan.is_race and not plan.command:
+    if row.outcome and plan.is_race and not plan.command:
         remarks.append(TUNED if plan.tuning_seeds else "rates as written")
     if is_decided and not is_last:
         remarks.append("stopped early: likely overstated")

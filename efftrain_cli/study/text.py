@@ -91,13 +91,12 @@ def visible(plan: Plan) -> float:
     claims = len(plan.claims) * len({arm.name for arm in plan.others})
     level = plan.alpha * shares(plan.looks)[-1] / claims
     is_two_sided = any(claim.direction in TWO_SIDED for claim in plan.claims)
-    estimate = Estimate(
-        0.0,
-        pairs,
-        se=pairs**-0.5,
-        df=pairs - 1,
-    )
-    return estimate.detectable(level / 2 if is_two_sided else level)
+    return detectable(pairs, level / 2 if is_two_sided else level)
+
+
+def detectable(pairs: int, level: float) -> float:
+    """Return the difference that a one-sided test shows with POWER, in standard deviations."""
+    return Estimate(0.0, pairs, se=pairs**-0.5, df=pairs - 1).detectable(level)
 
 
 def check_judgeable(plan: Plan) -> None:
@@ -185,12 +184,6 @@ def pairs_needed(size: float, alpha: float = 0.05) -> int:
     They are of one look; a race with several needs about a tenth more.
     """
     for pairs in range(2, 1000):
-        estimate = Estimate(
-            0.0,
-            pairs,
-            se=pairs**-0.5,
-            df=pairs - 1,
-        )
-        if estimate.detectable(alpha / 2) <= size:
+        if detectable(pairs, alpha / 2) <= size:
             return pairs
     return 1000
