@@ -14,14 +14,6 @@ import typer
 from efftrain_cli import __version__
 from efftrain_cli.cli.app import FIRST_LOOK, app
 from efftrain_cli.cli.commands import COMMANDS
-from efftrain_cli.foundation.errors import (
-    DivergedError,
-    LostProcessError,
-    ReplicaError,
-    RunLockedError,
-    StoppedError,
-    UsageError,
-)
 from tests.conftest import cli
 from tests.terminal import on_terminal
 
@@ -114,22 +106,6 @@ def test_help_ends_with_examples_that_exist(path, columns):
         assert options <= known_options(words), example
 
 
-def test_help_names_the_exit_codes_of_all_errors():
-    """1 is not only a defect: processes of several devices end with it too."""
-    shown = " ".join(help_of().split())
-    codes = {
-        1: LostProcessError,
-        2: UsageError,
-        4: DivergedError,
-        7: RunLockedError,
-        75: StoppedError,
-    }
-    for code, kind in codes.items():
-        assert kind.exit_code == code and f" {code} " in shown
-    assert ReplicaError.exit_code == 1
-    assert "1 a defect, with a traceback, or a process of several that ended" in shown
-
-
 def test_the_first_look_has_every_command_in_its_panel():
     """`efftrain` alone, in 20 lines of 80 columns, and --help, in the same groups."""
     shown = cli("").output
@@ -158,14 +134,3 @@ def test_version_names_the_program_pytorch_and_python():
     assert re.fullmatch(
         rf"efftrain {re.escape(__version__)} \(torch \d\S+, Python 3\.\d+\.\d+\)\n", done.output
     )
-
-
-def test_a_switch_that_cannot_be_turned_off_is_off():
-    switches = 0
-    for path in commands():
-        command, _ = command_of(list(path))
-        for option in command.params:
-            if getattr(option, "is_flag", False) and not option.secondary_opts:
-                assert not option.default, (path, option.name)
-                switches += 1
-    assert switches > 30

@@ -64,15 +64,6 @@ def test_what_names_no_run_or_several_is_refused(root, typed, said):
         find_run(typed)
 
 
-def test_the_likeliest_of_several_runs_is_named_first(root):
-    write_run(root / "runs", "wide", 3, name="wide-lr0.001-seed3")
-    write_run(root / "runs", "wide", 7, name="trial-wide-seed7")
-    write_run(root / "runs", "wide", 8, name="wide-seed8")
-    shown = "wide-seed8, wide-lr0.001-seed3, my-wide, trial-wide-seed7"
-    with pytest.raises(UsageError, match=f"'wide' means 4 runs: {shown}\n"):
-        find_run("wide")
-
-
 def test_runs_of_a_study_answer_to_its_name_only(root):
     """A baseline that two races share belongs to both; a run that a person began, to its recipe."""
     runs = root / "runs"
@@ -181,28 +172,6 @@ def test_a_wrong_value_answers_without_pytorch(root):
     for line, (code, said) in answers(root, {line: line for line in WRONG_VALUE}).items():
         assert code == 2, f"{line}: {said}"
         assert WRONG_VALUE[line] in str(said), f"{line}: {said}"
-
-
-@pytest.mark.parametrize("target", ["-1", "0", "1e-30", "nan", "inf"])
-def test_a_target_that_no_loss_can_have_is_refused(root, target):
-    for line in ("compare small", "sweep --recipe small --plan"):
-        with pytest.raises(UsageError, match=r"is no loss .*\n  give a number from 0.01 to 100"):
-            cli(f"{line} --target-loss {target}")
-
-
-@pytest.mark.parametrize("temperature", ["inf", "-inf", "nan", "-1", "1e-320", "1e300"])
-def test_a_temperature_that_draws_nothing_is_refused(temperature):
-    with pytest.raises(UsageError) as refused:
-        cli(f"sample no-run --temperature={temperature}")
-    fault, mend = str(refused.value).split("\n")
-    assert fault.startswith(f"--temperature {float(temperature):g} ")
-    assert mend == "  give 0 for the most likely token, or a number from 0.001 to 1000"
-
-
-@pytest.mark.parametrize("temperature", ["0", "0.001", "1000"])
-def test_a_usable_temperature_is_accepted(temperature):
-    with pytest.raises(UsageError, match="no-run"):
-        cli(f"sample no-run --temperature={temperature}")
 
 
 @pytest.mark.parametrize(

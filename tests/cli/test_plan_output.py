@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.plan import devices
 from efftrain_cli.plan.devices import device_here
 from efftrain_cli.plan.rates import Rate, remember_rate
 from tests.cli.test_names import NO_TORCH
 from tests.conftest import cli, python, sets
-from tests.fake_runs import write_run
-from tests.terminal import on_terminal
 
 RECIPE = """
 [model]
@@ -149,25 +147,6 @@ def test_devices_are_assumed(home):
     assert long["seconds"] == pytest.approx(long["flops"] / (0.4 * 30.3e12))
 
 
-@pytest.mark.parametrize(
-    ("words", "fault", "fix"),
-    [
-        (("--plan", "--assume", "H10"), "names no known device", "did you mean"),
-        (("--plan", "--assume", "x 8"), "names no known device", 'write "H100 x 8 at 40%"'),
-        (("--plan", "--assume", "H100 at 140%"), "above 0 to 100 % of its peak", "write"),
-        (("--plan", "--assume", "H100 x 9"), "cannot be shared by 9 devices", "at most 8"),
-        (("--assume", "H100"), "devices that are not here", "add --plan"),
-        (("--plan", "--format", "csv", "--assume", "H100"), "not here", "no --format csv"),
-        (("--plan", "--devices", "8"), "not of the devices here", '--assume "H100 x 8 at 40%"'),
-    ],
-)
-def test_devices_that_cannot_be_planned_for(home, words, fault, fix):
-    with pytest.raises(UsageError) as raised:
-        cli("pretrain tiny.toml", *words)
-    message, _, advice = str(raised.value).partition("\n")
-    assert fault in message and fix in advice
-
-
 def test_time_is_estimated_by_the_bench_of_this_machine(home):
     rate("bench of same", 2.446e7, 1)
     rate("bench of other", 1e9, 2, n_layer=9, flops_per_token=6.0 * 12 * 9 * 32**2)
@@ -177,25 +156,6 @@ def test_time_is_estimated_by_the_bench_of_this_machine(home):
     # Another machine's are not ours: a home folder may be shared.
     path = home / "cache" / "bench.jsonl"
     path.write_text("no json\n" + path.read_text().replace(os.uname().nodename, "elsewhere"))
-    assert plan()["costs"].endswith("`efftrain bench tiny.toml`")
-
-
-def test_a_device_of_another_kind_says_nothing_of_this_one(home, monkeypatch):
-    rate("bench on the GPU", 1e15, 1, **GPU)
-    assert plan("--device", "cpu")["costs"].endswith("`efftrain bench tiny.toml`")
-    rate("bench on the CPU", 1e9, 2)
-    assert "bench on the CPU" in plan("--device", "cpu")["costs"]
-    assert "bench on the GPU" in plan("--device", "cuda:1")["costs"]
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert "bench on the GPU" in plan()["costs"], "training would take it"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "bench on the CPU" in plan()["costs"]
-
-
-def test_rows_of_a_run_from_elsewhere_are_no_measurement(home):
-    """A run that was copied here has rows, but trained on another machine."""
-    write_run(home / "runs", "small", 0)
     assert plan()["costs"].endswith("`efftrain bench tiny.toml`")
 
 
@@ -213,20 +173,6 @@ def test_runs_of_the_same_shape_come_first_then_the_nearest_flops_per_token(home
     rate("run own", 1.2288e10, 1, flops_per_token=6e5, trained="b", tokens_per_second=1.0)
     # 10,240 tokens of 238,848 FLOPs at 12.288 GFLOP/s are 0.199 s.
     assert plan()["costs"] == ("2.45 GFLOPs, about 199 ms: 12.3 GFLOP/s by run own")
-
-
-def test_another_model_s_speed_is_a_rough_guess(home):
-    rate("bench of wide", 1e9, 1, n_embd=64)
-    assert plan()["costs"].endswith(", a model of 2 x 64: a rough guess")
-
-
-def test_a_narrow_terminal_breaks_lines_between_words(home):
-    shown = on_terminal(home, 60, "pretrain", "tiny.toml", "--plan").splitlines()
-    assert [line for line in shown if len(line) > 60] == []
-    costs = next(place for place, line in enumerate(shown) if line.startswith("costs"))
-    assert shown[costs + 1].startswith(" " * 8)
-    words = " ".join(" ".join(shown[costs : costs + 2]).split())
-    assert words.endswith("time unknown: `efftrain bench tiny.toml`")
 
 
 def test_a_plan_needs_no_pytorch(home):
@@ -306,11 +252,3 @@ def test_memory_and_number_type_are_those_of_the_device(monkeypatch, version, dt
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0+cpu")
     assert planned("auto") == ("this machine", 7)
-
-
-@pytest.mark.parametrize(("flags", "dtype"), [("avx2 avx512_bf16", "bf16"), ("avx2", "fp32")])
-def test_a_processor_multiplies_in_bf16_if_it_can(tmp_path, monkeypatch, flags, dtype):
-    monkeypatch.setattr(devices, "CPU_INFO", tmp_path / "cpuinfo")
-    (tmp_path / "cpuinfo").write_text(f"flags : fpu {flags}\n")
-    assert device_here("cpu").dtype("auto") == dtype
-    assert device_here("cpu").dtype("tf32") == "fp32"

@@ -15,13 +15,10 @@ import torch
 
 from efftrain_cli.foundation.errors import (
     CheckpointError,
-    OutOfMemoryError,
-    RecipeError,
     UsageError,
 )
-from efftrain_cli.foundation.step import Progress
 from efftrain_cli.grow import grow as grow_module
-from efftrain_cli.grow.grow import grow_run, grown_recipe
+from efftrain_cli.grow.grow import grow_run
 from efftrain_cli.pretrain import resume, start
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import checkpoints_of
@@ -30,7 +27,6 @@ from efftrain_cli.run.metrics import latest_rows, read_metrics
 from efftrain_cli.run.reading import load_run
 from efftrain_cli.run_list import read_runs
 from efftrain_cli.training import checkpoint as checkpoint_module
-from efftrain_cli.training import memory
 from tests.conftest import cli
 from tests.damage import flip
 from tests.fake_runs import write_rows, write_run
@@ -188,17 +184,6 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home):
     assert np.isfinite(ratios).sum() == 29
 
 
-def test_a_grown_run_can_be_grown_again(home):
-    grow_run("small", ["depth"], "once", CPU, overrides=MORE)
-    grown = grow_run("once", ["depth:3"], "twice", CPU, overrides=["stages.2.lr=1e-3"])
-    recipe = load_recipe(str(grown.run / "recipe.toml"))
-    assert [recipe.model_at(stage).n_layer for stage in range(3)] == [1, 2, 6]
-    assert recipe.model.n_layer == 6 and recipe.stages[2].lr == 1e-3
-    assert abs(grown.record.val_loss_after - grown.record.val_loss_before) <= 1e-5
-    with pytest.raises(UsageError, match="one \\[staged_growth\\]"):
-        grow_run("once", ["depth"], "other", CPU, overrides=["staged_growth.depth=identity"])
-
-
 @pytest.mark.parametrize("where", ["write", "dump_recipe"])
 def test_interrupted_growth_writes_nothing(home, monkeypatch, where):
     source = home / "runs" / "small"
@@ -213,15 +198,6 @@ def test_interrupted_growth_writes_nothing(home, monkeypatch, where):
         grow_run("small", ["width"], "never", CPU, overrides=MORE)
     assert digest(source) == before
     assert set((home / "runs").iterdir()) == runs
-
-
-def test_growing_needs_no_memory_for_training(home, monkeypatch):
-    """16 bytes a parameter fit; the activations of 64 tokens beside them do not."""
-    monkeypatch.setattr(memory, "machine_memory", lambda: 300_000)
-    grown = grow_run("small", ["depth"], "on-a-login-node", CPU, overrides=MORE)
-    assert 16 * grown.record.parameters_after < 300_000
-    with pytest.raises(OutOfMemoryError, match="micro-batches of 4 x 16 tokens"):
-        resume(grown.run.name)
 
 
 def test_without_optimizer_state_the_weights_alone_are_offered(home):
@@ -248,70 +224,6 @@ def test_damaged_weights_are_refused_even_alone(home):
         with pytest.raises(CheckpointError, match=r"model\.safetensors"):
             grow_run("bent", ["width"], "bent-wide", CPU, weights_only=weights_only)
     assert not (home / "runs" / "bent-wide").exists()
-
-
-def test_another_text_is_not_taken_in_silence(home):
-    shutil.copytree(home / "runs" / "small", home / "runs" / "moved")
-    path = home / "runs" / "moved" / "origin.json"
-    origin = json.loads(path.read_text())
-    origin["data"]["train_hash"] = "0" * 64
-    path.write_text(json.dumps(origin))
-    with pytest.raises(UsageError, match="another text"):
-        grow_run("moved", ["depth"], "moved-deep", CPU, overrides=MORE)
-    named = [*MORE, f"data.train={home / 'text.txt'}"]
-    assert grow_run("moved", ["depth"], "moved-deep", CPU, overrides=named).run.is_dir()
-    origin["data"]["tokenizer_hash"] = "0" * 64
-    path.write_text(json.dumps(origin))
-    with pytest.raises(CheckpointError, match="tokenizer"):
-        grow_run("moved", ["depth"], "moved-deeper", CPU, overrides=named)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["small", "--operator", "width:1.5"], "whole number"),
-        (["small", "--operator", "depth:0"], "no model smaller"),
-        (["small", "--operator", "height"], "not a growth operator"),
-        (["small"], "no operator to grow with\n  give --operator width"),
-        (["none", "--operator", "width"], "there is no run 'none'"),
-        ([], "no run to grow\n  name one"),
-        (["small", "--operator", "width", "--name", "small"], "exists already"),
-        (["small", "--operator", "width", "--name", "../x"], "run name"),
-        (["small", "--operator", "width", "--set", "model.n_layer=3"], "follow from the source"),
-        (["small", "--operator", "width", "--set", "optim.lrr=3"], "optim.lr"),
-        (["small", "--operator", "width", "--checkpoint", "7"], "checkpoints of steps"),
-        (
-            ["small", "--operator", "width", "--set", "stages.1.operators=[]"],
-            "follow from the source",
-        ),
-        (["small", "--operator", "width", "--set", "stages.0.lr=1"], "follow from the source"),
-        (["--plan", "--operator", "width"], "trained from scratch\n  add --small RUN"),
-        (["--plan", "--target", "small"], "trained from scratch\n  add --small RUN"),
-        (["--plan", "--small", "small"], "needs --operator"),
-        (["--plan", "--small", "small", "--operator", "pad:32"], "width, depth, or both"),
-        (
-            ["--plan", "--small", "small", "--operator", "depth", "--operator", "d_ff:32"],
-            "width, depth, or both",
-        ),
-        (["--plan", "--small", "none", "--operator", "width"], "there is no run"),
-        (["small", "--plan"], "leave out"),
-    ],
-)
-def test_mistakes_are_explained_and_write_nothing(home, arguments, message):
-    runs = set((home / "runs").iterdir())
-    with pytest.raises(UsageError, match=message):
-        cli("grow", *arguments)
-    assert set((home / "runs").iterdir()) == runs
-
-
-def test_a_growth_that_breaks_a_rule_between_sections_is_refused_in_a_recipe_s_words():
-    rule = "stage 1: lr = 1e-09 must not be less than optim.min_lr = 0.0002"
-    with pytest.raises(RecipeError, match=rule):
-        grown_recipe(load_recipe("small"), Progress(step=15), ["width"], ["stages.1.lr=1e-9"])
-    with pytest.raises(RecipeError, match=r"stages\.1\.lr = -1 .*\n.*greater than 0"):
-        grown_recipe(load_recipe("small"), Progress(step=15), ["width"], ["stages.1.lr=-1"])
-    with pytest.raises(RecipeError, match=r"the stages grow model\.n_head to 2000: "):
-        grown_recipe(load_recipe("small"), Progress(step=15), ["width:500"], [])
 
 
 def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home):

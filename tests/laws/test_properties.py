@@ -3,8 +3,6 @@ time, and few, so that they are quick."""
 
 from __future__ import annotations
 
-import math
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,18 +12,16 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from efftrain_cli.compare.inference import correct, outcome_of, paired
+from efftrain_cli.compare.inference import correct
 from efftrain_cli.data.corpus import apportion
 from efftrain_cli.data.windows import permute
 from efftrain_cli.foundation.section import parse_count
 from efftrain_cli.foundation.step import StepPlan
-from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.plan import accumulation_steps, plan_run
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName
 from efftrain_cli.recipe.sections import Train
-from efftrain_cli.recipe.toml import toml_lines
 from efftrain_cli.run.lines import parse, sealed, split_lines
 from efftrain_cli.run.metrics import latest_rows, read_metrics
 from tests.tiny import tiny_recipe
@@ -93,43 +89,6 @@ phases = st.builds(
     st.lists(st.integers(1, 64), min_size=1, max_size=3),
     cuts,
 )
-
-
-@quick
-@given(warmups, st.sampled_from((64, 96, 100)))
-def test_lengths_never_fall_and_end_full_at_the_last_step_of_the_warmup(warmup, full):
-    assume(warmup.multiple <= full)
-    lengths = [warmup.seq_len_at(step, full) for step in range(1, warmup.last_step + 3)]
-    assert lengths == sorted(lengths) and lengths[warmup.last_step - 1 :] == [full] * 3
-    assert all(
-        length == full or (length % warmup.multiple == 0 and length >= warmup.multiple)
-        for length in lengths
-    )
-    # The phases say the same without asking for every step, and so does the sum of the tokens.
-    phases = list(warmup.phases(full))
-    by_phase = [
-        next(length for begins, length in reversed(phases) if begins <= step)
-        for step in range(1, len(lengths) + 1)
-    ]
-    assert by_phase == lengths
-    tokens = [8 * length for length in lengths]
-    if warmup.batch == "tokens":
-        tokens = [8 * full - 8 * full % length for length in lengths]
-    assert warmup.tokens_through(len(lengths), full, 8) == sum(tokens)
-
-
-@quick
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 6), st.integers(1, 2000))
-def test_the_batch_ramp_climbs_by_its_increment_to_the_full_batch(
-    start, increment, rises, sequences
-):
-    ramp, full = (
-        BatchSizeWarmup(start=start, increment=increment, sequences=sequences),
-        start + rises * increment,
-    )
-    sizes = [ramp.batch_size_at(consumed, 0, full) for consumed in range(sequences + 2)]
-    assert sizes[0] == start and sizes[-1] == full and sizes == sorted(sizes)
-    assert all((size - start) % increment == 0 and size <= full for size in sizes)
 
 
 @quick
@@ -303,18 +262,6 @@ def test_a_recipe_comes_back_from_its_toml_equal(
 
 
 @quick
-@given(
-    st.dictionaries(
-        st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=8),
-        st.integers(-(2**62), 2**62),
-        max_size=5,
-    )
-)
-def test_keys_of_any_spelling_survive_toml(table):
-    assert tomllib.loads("\n".join(toml_lines(table))) == table
-
-
-@quick
 @given(st.integers(0, 10**15))
 def test_a_count_is_exact_however_it_is_written(number):
     assert parse_count(f"{number:_}") == number == parse_count(str(number))
@@ -335,13 +282,3 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values):
         for j, q in enumerate(p_values)
         if p < q
     )
-
-
-@quick
-@given(st.lists(st.floats(-5, 5), min_size=2, max_size=9))
-def test_a_paired_t_of_changed_sides_says_the_opposite(differences):
-    one, other = (paired(sign * np.array(differences)) for sign in (1, -1))
-    assert one.mean == -other.mean
-    assert math.isnan(one.se) or math.isclose(one.half_width(0.05), other.half_width(0.05))
-    said, opposite = (outcome_of(each, "different", 0.0) for each in (one, other))
-    assert math.isnan(said[1]) or math.isclose(said[1], opposite[1], rel_tol=1e-9)

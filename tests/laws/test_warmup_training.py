@@ -3,7 +3,7 @@ change no bit."""
 
 from __future__ import annotations
 
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,13 +11,11 @@ import torch
 
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Progress
-from efftrain_cli.plan.plan import after_step, assumed_result, plan_run, plan_step
-from efftrain_cli.plan.preview import summarize_plan
+from efftrain_cli.plan.plan import after_step, assumed_result, plan_step
 from efftrain_cli.training.loop import train
 from tests.resume_law import RandomTokens, run
 from tests.tiny import changed, fresh, tiny_recipe, windows_of
 
-CPU = torch.device("cpu")
 FULL, BATCH = 32, 6
 RECIPE = tiny_recipe(
     "model.seq_len=32",
@@ -102,30 +100,6 @@ def test_rows_are_those_of_the_plan(warmup):
     # fresh state.
     plain = run(fresh(RECIPE), RECIPE, 0)
     assert rows[0]["val_loss"] == plain[0]["val_loss"]
-
-
-def test_one_warmup_decides_the_length_and_the_other_the_batch():
-    """Lengths 8 + 24 t / 9, rounded down to eights; batches of 2, of 4 from 10 sequences on, of 6
-    beyond 20."""
-    steps = islice(plan_run(changed(RECIPE, *WARMUPS["both"])), 9)
-    assert [(plan.seq_len, plan.batch_size) for plan, _ in steps] == [
-        *[(8, 2)] * 2,
-        *[(16, 2)] * 3,
-        *[(24, 4)] * 3,
-        (32, 6),
-    ]
-
-
-@pytest.mark.parametrize("warmup", WARMUPS)
-def test_the_probe_before_step_1_has_the_shape_of_the_largest_step(warmup):
-    """A warmup hides its memory need: its first steps are small. What is probed is what the last
-    steps need."""
-    recipe = changed(RECIPE, *WARMUPS[warmup])
-    assert (
-        summarize_plan(recipe).largest_micro_batch
-        == summarize_plan(RECIPE).largest_micro_batch
-        == (2, FULL)
-    )
 
 
 def test_positions_that_no_sequence_has_reached_do_not_move():

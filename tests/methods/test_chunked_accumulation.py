@@ -13,7 +13,7 @@ from efftrain_cli.model.accumulator import Accumulator
 from efftrain_cli.model.linear import NarrowLinear
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
-from tests.tiny import changed, fresh, tiny_recipe
+from tests.tiny import fresh, tiny_recipe
 
 SMALL = tiny_recipe(
     "model.n_layer=3",
@@ -97,31 +97,6 @@ def test_rules_between_sections():
             load_recipe("small", [hardware, *overrides])
     with pytest.raises(RecipeError, match="leaves none of 2 blocks"):
         load_recipe("small", ['chunked_accumulation={layers = "inner"}', "model.n_layer=2"])
-
-
-def test_what_is_probably_not_meant_is_said():
-    recipe = load_recipe(
-        "small",
-        [
-            "chunked_accumulation={forward = {bits = 9, chunk = 256}, grad_weight = {bits = 9,"
-            " chunk = 8192}}"
-        ],
-    )
-    found = "\n".join(warnings_of(recipe))
-    assert "forward.chunk" not in found  # 512 inputs of the MLP's projection are cut
-    assert (
-        "grad_weight.chunk = 8192 is no shorter than any sum of the blocks, the longest being 4_096"
-        in found
-    )
-    assert not [line for line in warnings_of(load_recipe("small")) if "chunked" in line]
-
-
-def test_a_weights_sum_is_no_longer_than_the_batch():
-    """2 sequences of 16 tokens where a micro-batch would hold 1,024: chunks of 64 cut nothing of 32
-    products."""
-    recipe = small(ChunkedAccumulation(grad_weight=Accumulator(bits=9, chunk=64)))
-    recipe = changed(recipe, "train.batch_size=2", "train.micro_batch_tokens=1024")
-    assert any("the longest being 32: nothing is cut" in warning for warning in warnings_of(recipe))
 
 
 def test_the_sums_are_those_of_the_models_own_shapes():

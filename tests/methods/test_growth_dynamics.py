@@ -109,17 +109,6 @@ def test_the_wide_model_follows_the_small_one_exactly(factor):
     assert len(set(expected)) == 60
 
 
-def test_the_released_operators_state_at_the_same_lr_does_not_follow():
-    """The negative control: same weights, the released moments, no scales."""
-    small, optimizer, state = trained_small()
-    expected = train_steps(small, optimizer, 10, 10)
-    grown = grow_width(state, 2, moments="paper", symmetry="none")
-    wide = model_of(grown)
-    losses = train_steps(wide, adamw(wide, grown), 10, 10)
-    assert losses[0] == pytest.approx(expected[0], abs=1e-12)
-    assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) > 1e-3
-
-
 @pytest.mark.parametrize("symmetry, parts", [("none", False), ("offdiag", True)])
 def test_asymmetry_tells_copies_from_parted_ways(symmetry, parts):
     _, _, state = trained_small()

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
 
-from efftrain_cli.foundation.step import Batch, Progress, StepPlan
-from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
+from efftrain_cli.foundation.step import Progress, StepPlan
 from efftrain_cli.model.flops import block_parameters, flops_per_token
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.plan.plan import (
-    assumed_result,
-    method_columns,
-    model_config,
     plan_run,
     plan_step,
 )
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.training.gradient import Gradient
-from tests.resume_law import run
 from tests.tiny import fresh, gradient_of, random_batch, tiny_recipe
 
-CPU = torch.device("cpu")
-
-
 BASE = ["model.n_layer=4", "model.n_embd=32", "train.tokens=5120", "seed=11"]
-BASELINE = tiny_recipe(*BASE)
 SIMIGRAD = "simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 64}"
 
 
@@ -49,16 +38,6 @@ def train(recipe: Recipe, steps: int) -> tuple[GPT, Optimizer]:
         state.optimizer.step(plan.lr, found_inf=torch.zeros(()))
         state.model.zero_grad()
     return state.model, state.optimizer
-
-
-def test_plan_holds_the_steps_keep_probabilities():
-    layer_drop = ProgressiveLayerDrop(theta=0.5, steps=40)
-    plans = [plan for plan, _ in plan_run(recipe("theta = 0.5, steps = 40"))]
-    assert plans[0].keep == (1.0,) * 4
-    assert [plan.keep for plan in plans] == [
-        layer_drop.keep_probabilities(step, 4) for step in range(1, 41)
-    ]
-    assert plan_step(BASELINE, Progress(step=30)).keep == (1.0,) * 4
 
 
 def expected_gates(recipe: Recipe, plan: StepPlan, paired: bool = False) -> list[tuple[bool, ...]]:
@@ -112,25 +91,6 @@ def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing):
         assert saved == pytest.approx(
             (16 - sum(active)) / 4 * tokens * (6 * block_parameters(config) + 12 * 32 * 16)
         )
-
-
-def test_executed_flops_average_to_the_plans_expectation():
-    """Within 2 %, over the gates of a run: what `--plan` promises is what training will execute."""
-    dropping = recipe("theta = 0.5, steps = 300", "model.n_layer=6", "train.tokens=38400")
-    expected = executed = 0.0
-    config = model_config(dropping, 64)
-    for plan, _ in plan_run(dropping):
-        expected += assumed_result(dropping, plan, 64).flops
-        for gates in expected_gates(dropping, plan):
-            executed += (
-                flops_per_token(config, 16, sum(gates)).with_logits
-                * plan.batch_size
-                * plan.seq_len
-                / 4
-            )
-    dense = flops_per_token(config, 16, 6).with_logits * 8 * 16 * 300
-    assert executed == pytest.approx(expected, rel=0.02)
-    assert executed < 0.8 * dense
 
 
 def test_uneven_micro_batches_weigh_by_their_sequences():
@@ -193,17 +153,6 @@ def test_the_mean_gradient_over_all_gates_is_that_of_the_scaled_networks():
     assert gradient.tokens == 8 * 16
 
 
-def test_columns_of_a_step():
-    dropping = recipe("theta = 0.5, steps = 1000")
-    plan = plan_step(dropping, Progress(step=10))
-    columns = method_columns(dropping, plan, assumed_result(dropping, plan, 64))
-    assert columns == {
-        "pld_theta": pytest.approx(0.68393972),
-        "pld_blocks": pytest.approx(sum(plan.keep)),
-    }
-    assert method_columns(BASELINE, plan, assumed_result(dropping, plan, 64)) == {}
-
-
 def test_simigrads_halves_run_the_same_blocks():
     dropping = recipe("theta = 0.3, steps = 0", SIMIGRAD)
     plan = plan_step(dropping, Progress())
@@ -211,50 +160,6 @@ def test_simigrads_halves_run_the_same_blocks():
     gates = expected_gates(dropping, plan, paired=True)
     assert gates[0] == gates[1] != gates[2] == gates[3]
     assert gradient.blocks_executed == sum(map(sum, gates)) / 4
-
-
-def test_paired_gates_keep_drop_noise_out_of_the_similarity():
-    """Both halves hold the same sequences, so without layer dropping their cosine is 1; paired
-    gates leave it at 1."""
-    dropping = recipe("theta = 0.3, steps = 0", SIMIGRAD)
-    plan = plan_step(dropping, Progress())
-    ids = random_batch(plan).tokens
-    for i in (0, 2):  # micro-batches of two sequences; 0 and 1 are a pair, and 2 and 3
-        ids[2 * i + 2 : 2 * i + 4] = ids[2 * i : 2 * i + 2]
-    batch = Batch(ids, ids.roll(-1, dims=1))
-    a_dot_b, a_square, b_square = gradient_of(dropping, batch=batch)[1].simigrad_dots
-    assert a_dot_b / math.sqrt(a_square * b_square) == pytest.approx(1.0, abs=1e-5)
-
-
-def test_verify_resume_sees_blocks_dropped_before_and_after_the_stop():
-    slow = recipe("theta = 0.5, steps = 100_000")
-    (cut,) = slow.methods["progressive_layer_drop"].shortened(slow, 4, 4).values()
-    assert cut == ProgressiveLayerDrop(theta=0.5, steps=8)
-
-
-def test_unwise_settings_are_named():
-    assert warnings_of(recipe("steps = 40")) == []
-    assert warnings_of(recipe("theta = 0.7, steps = 0")) == []
-    (pace,) = warnings_of(recipe("steps = 100_000"))
-    assert "theta only comes down to 0.98" in pace
-    assert "set it to the steps of the run" in pace
-
-
-def test_rows_follow_theta_down_the_ramp():
-    dropping = recipe("theta = 0.4, steps = 400", "train.tokens=1536")
-    rows = run(fresh(dropping), dropping)[1:]
-    assert [row["pld_theta"] for row in rows] == [
-        dropping.progressive_layer_drop.theta_at(step) for step in range(1, 13)
-    ]
-    assert 0.45 < rows[6]["pld_theta"] < 0.6  # so the ramp was not over
-    assert len({row["pld_blocks"] for row in rows}) > 3
-
-
-def test_simigrad_changes_the_batch_beside_it():
-    overrides = ["train.tokens=1024", SIMIGRAD, "simigrad.target=0.9"]
-    both = recipe("theta = 0.4, steps = 400", *overrides)
-    rows = run(fresh(both), both)[1:]
-    assert [row["batch_size"] for row in rows[:4]] == [8, 9, 10, 11]
 
 
 def test_recipes_for_comparison_cost_what_they_say():

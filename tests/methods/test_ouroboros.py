@@ -24,7 +24,6 @@ from efftrain_cli.training.session import check_ranks
 from tests.resume_law import RandomTokens, run
 from tests.tiny import FOUR_BLOCKS, config_of, fresh, tensors_of
 
-CPU = torch.device("cpu")
 PLAIN = load_recipe("small", FOUR_BLOCKS)
 
 
@@ -114,28 +113,7 @@ def test_the_scalar_chain(mean):
         assert mean or rows[step][0] == pytest.approx(loss, abs=1e-9)
 
 
-def test_the_chain_without_delays_is_plain_descent():
-    rows = chain(False, taus_off=True)
-    assert rows[1][1:] == pytest.approx((0.7485440000, 1.1828480000), abs=1e-9)
-    assert rows[8][1:] == pytest.approx((0.0028098894, 0.9592080429), abs=1e-9)
-
-
-def test_the_way_of_the_late_nears_that_of_the_fresh_as_the_rate_falls():
-    gaps = []
-    for lr in (1e-4, 5e-5):
-        late, plain = chain(False, lr=lr), chain(False, taus_off=True, lr=lr)
-        gaps.append(abs(late[8][1] - plain[8][1]))
-    assert gaps[0] > 0 and gaps[1] == pytest.approx(gaps[0] / 2, rel=0.05)
-
-
 # --- a GPT ----------------------------------------------------------------------------------------
-
-
-def test_a_warmup_without_delay_ends():
-    """The loss of step 6 is of the same weights; its update is the first one that waits."""
-    warming = recipe_of(3, warmup_steps=5)
-    (_, later), (_, plain) = trained(warming), trained(PLAIN)
-    assert later[:6] == plain[:6] and later[7:] != plain[7:]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -306,12 +284,6 @@ def test_rings_that_cannot_be_are_refused(monkeypatch):
     check_ranks(recipe, summarize_plan(recipe, until=1))
 
 
-def test_modules_that_run_twice_are_counted():
-    """5 of 6 equal blocks run forward again, and no head: 5 / (3 x 6)."""
-    even = config_of(n_layer=6, n_head=1, n_embd=64, seq_len=64, vocab_size=0)
-    assert Ouroboros(modules=3, split=(2, 3, 1)).recomputed_share(even) == pytest.approx(5 / 18)
-
-
 def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason():
     before = recipe_of(3, split=(2, 1, 1))
     was = "[ouroboros] has changed: the gradients in flight, of up to 2 steps ago, are dropped"
@@ -323,12 +295,3 @@ def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason():
             dropped_in_flight(before, now)
             == f"{was}, and in {steps} steps every module has one again"
         )
-
-
-def test_bytes_in_flight_are_those_of_the_tensors():
-    recipe = recipe_of(4, split=(1, 1, 1, 1))
-    state = fresh(recipe)
-    run(state, recipe, 6)
-    have = sum(tensor.nbytes for tensor in state.in_flight.values())
-    assert recipe.ouroboros is not None
-    assert recipe.ouroboros.in_flight_bytes(state.model.config) == have

@@ -3,29 +3,20 @@ resuming."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
-from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.step import Progress, StepResult
 from efftrain_cli.methods.simigrad import SimiGrad, mean_dots, noise_scale
 from efftrain_cli.plan.plan import after_growth, after_step, method_columns, plan_run, plan_step
-from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.recipe.rules import warnings_of
-from efftrain_cli.recipe.sections import Optim
-from tests.methods.similarities import HIGH, LOW, measured, recipe
-from tests.resume_law import run
-from tests.tiny import changed, fresh, gradient_of, random_batch
+from efftrain_cli.recipe.recipe import load_recipe
+from tests.methods.similarities import measured, recipe
+from tests.tiny import gradient_of, random_batch
 
-CPU = torch.device("cpu")
 BATCH = {"target": 0.5, "min_batch_size": 2, "max_batch_size": 64}
 
 
@@ -77,35 +68,6 @@ def test_a_fixed_batch_trains_as_the_baseline_does():
         assert plan.batch_size == progress.batch_size == 8
 
 
-def test_plan_follows_the_batch_size_in_progress():
-    growing = recipe(SimiGrad(**BATCH))
-    assert plan_step(growing, Progress()).batch_size == 8
-    plan = plan_step(growing, Progress(batch_size=18, step=5, schedule_step=5))
-    assert plan.batch_size == 18
-    assert plan.accumulation_steps == 10  # 18 sequences of 16 tokens need 9 micro-batches of 32
-    baseline = plan_step(recipe(None, batch_size=18), Progress(step=5, schedule_step=5))
-    assert plan.lr == pytest.approx(baseline.lr * 1.5)  # sqrt(18 / 8)
-    progress, batches = Progress(), []
-    for phi in (LOW, LOW, HIGH, math.nan, LOW):
-        plan = plan_step(growing, progress)
-        batches.append(plan.batch_size)
-        progress = after_step(growing, progress, plan, measured(phi))
-    assert [*batches, progress.batch_size] == [8, 9, 10, 9, 9, 10]
-    assert progress.sequences == sum(batches)
-
-
-def test_steps_between_measurements_do_not_measure():
-    rare = recipe(SimiGrad(**BATCH, interval=3))
-    for step, measures in enumerate([False, False, True, False, False, True], start=1):
-        _, result = gradient_of(rare, Progress(step=step - 1))
-        assert (result.simigrad_dots is not None) == measures
-
-
-def test_a_plan_of_the_run_keeps_the_batch_and_its_window():
-    started = Progress(batch_size=16)
-    assert {plan.batch_size for plan, _ in plan_run(recipe(SimiGrad(**BATCH)), started)} == {16}
-
-
 def test_columns_of_a_step():
     section = recipe(SimiGrad(**BATCH, interval=2))
     plan = plan_step(section, Progress(batch_size=16))
@@ -144,61 +106,6 @@ def test_the_logged_products_average_without_bias_and_the_ratios_do_not():
     assert noise_scale(mean_dots(measurements), 8, 8) == pytest.approx(64, rel=0.15)
     ratios = [ratio for dots in measurements if (ratio := noise_scale(dots, 8, 8)) is not None]
     assert sum(ratios) / len(ratios) > 1.5 * 64
-
-
-@pytest.mark.parametrize(
-    "section, batch_size, rule",
-    [
-        ({"quantum": 4}, 10, "multiple of simigrad.quantum = 4"),
-        ({"quantum": 4, "max_batch_size": 15}, 16, "within SimiGrad's bounds, 4 to 12"),
-        ({"min_batch_size": 20}, 8, "within SimiGrad's bounds, 20 to 64"),
-    ],
-)
-def test_the_recipes_batch_must_be_one_that_simigrad_can_hold(section, batch_size, rule):
-    with pytest.raises(ValidationError, match=rule):
-        recipe(SimiGrad(**(BATCH | section)), batch_size=batch_size)
-
-
-def test_batch_size_warmup_and_simigrad_exclude_each_other():
-    with pytest.raises(RecipeError, match="both decide the batch size"):
-        changed(
-            recipe(SimiGrad(**BATCH)),
-            "batch_size_warmup={start = 2, increment = 2, sequences = 40}",
-        )
-
-
-def test_unwise_settings_are_named():
-    def warned(changed: Recipe) -> str:
-        return " ".join(warnings_of(changed))
-
-    calm = recipe(SimiGrad(**BATCH))
-    assert warned(calm) == ""
-    assert "8.0 times" in warned(recipe(SimiGrad(**(BATCH | {"max_batch_size": 512}))))
-    assert "8.0 times" in warned(recipe(SimiGrad(**BATCH, lr_scaling="linear")))
-    assert "decay by tokens" in warned(replace(calm, optim=Optim(lr=1e-2, decay_steps=30)))
-    assert "run each alone" in warned(changed(calm, "seq_len_warmup={steps = 5, start = 8}"))
-
-
-def test_memory_is_planned_for_the_largest_micro_batch_that_may_come():
-    assert summarize_plan(
-        recipe(SimiGrad(**BATCH), micro_batch_tokens=160)
-    ).largest_micro_batch == (10, 16)
-    assert summarize_plan(
-        recipe(SimiGrad(**BATCH), micro_batch_tokens=16_000)
-    ).largest_micro_batch == (32, 16)
-
-
-def test_rows_follow_the_changes_of_the_batch():
-    section = SimiGrad(target=0.4, min_batch_size=4, max_batch_size=20, interval=2, window=2)
-    adapting = recipe(section, tokens=8 * 16 * 14)
-    rows = run(fresh(adapting), adapting)
-    batches = [row["batch_size"] for row in rows[1:]]
-    assert len(set(batches)) > 2
-    measured = [row["simigrad_similarity"] is not None for row in rows[1:5]]
-    assert measured == [False, True, False, True]
-    for before, row in itertools.pairwise(rows[1:]):
-        assert row["sequences"] == before["sequences"] + row["batch_size"]
-        assert row["simigrad_lr_factor"] == math.sqrt(row["batch_size"] / 8)
 
 
 def test_growth_clears_the_window_and_keeps_the_batch():

@@ -13,19 +13,14 @@ from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.methods.growth_operators import grow, grow_depth, grow_size, grow_width
 from efftrain_cli.methods.staged_growth import (
     Operator,
-    Stage,
     StagedGrowth,
-    Switch,
     default_schedule_ratio,
     log_log_slope,
     parse_operator,
     rewarmup_factor,
-    stage_problems,
 )
-from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.muon import Muon
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.recipe.sections import Model
 from tests.methods.grown import (
     CONFIG,
     assert_same_function,
@@ -138,19 +133,6 @@ def test_copied_layers_stand_where_their_names_say():
     for j in range(4):
         assert torch.equal(interleaved[f"h.{j}.{weight}"], state.parameters[f"h.{j // 2}.{weight}"])
         assert torch.equal(appended[f"h.{j}.{weight}"], state.parameters[f"h.{j % 2}.{weight}"])
-
-
-def test_grown_names_are_the_large_models_own_in_its_order():
-    state = grow(
-        state_of(small_model()),
-        [Operator("depth", 2), Operator("width", 2)],
-        StagedGrowth(),
-        seed=0,
-    )
-    expected = [name for name, _ in GPT(state.config).named_parameters()]
-    assert len(state.optimizer) == 3
-    for tensors in (state.parameters, *state.optimizer.values()):
-        assert list(tensors) == expected
 
 
 # --- moments ---
@@ -287,29 +269,6 @@ def test_what_is_new_learns_where_it_can():
     assert not new[:, 16:].any() and new[:, :16].any()
 
 
-def test_zeroed_layers_learn_from_their_projections():
-    deep = model_of(grow_depth(state_of(small_model(config=LLAMA)), 2))
-    mean_loss(deep, tokens_of(LLAMA)).backward()
-    for name, parameter in deep.named_parameters():
-        if name.startswith("h.1."):
-            assert parameter.grad is not None
-            assert bool(parameter.grad.any()) == name.endswith("c_proj.weight"), name
-
-
-def test_copies_follow_the_stack():
-    state = state_of(small_model(config=dataclasses.replace(LLAMA, n_layer=1)))
-    section = StagedGrowth(depth="copies")
-    assert not section.preserves_loss([Operator("depth", 4)])
-    grown = grow(state, [Operator("depth", 4)], section, seed=7)
-    for old, source in state.parameters.items():
-        if old.startswith("h.0."):
-            for number in (1, 3):
-                name = f"h.{number}.{old.removeprefix('h.0.')}"
-                assert torch.equal(grown.parameters[name], source), name
-                assert grown.optimizer["step"][name] == 7
-    assert torch.equal(grown.parameters["wte.weight"], state.parameters["wte.weight"])
-
-
 def test_muons_momentum_grows():
     state = state_of(small_model(config=LLAMA))
     momentum = {n: t for n, t in state.optimizer["exp_avg"].items() if n.endswith("c_up.weight")}
@@ -325,30 +284,6 @@ def test_muons_momentum_grows():
 
 
 # --- values and rules ---
-
-
-def test_growth_is_a_function_of_the_seed():
-    state = state_of(small_model())
-    first, again, other = (
-        grow_width(state, 2, seed=s).parameters["h.0.mlp.c_fc.weight"] for s in (1, 1, 2)
-    )
-    assert torch.equal(first, again) and not torch.equal(first, other)
-
-
-def test_unknown_parameters_are_refused():
-    state = state_of(small_model())
-    state.parameters["h.0.attn.rotary"] = torch.zeros(3)
-    for operator in (Operator("width", 2), Operator("depth", 2), Operator("d_ff", 72)):
-        with pytest.raises(ValueError, match=r"h\.0\.attn\.rotary"):
-            grow(state, [operator], StagedGrowth(), seed=0)
-
-
-@pytest.mark.parametrize(
-    "text", ["width:1.5", "width:0", "depth:1", "depth:-2", "height", "", "width:x"]
-)
-def test_operators_that_cannot_be(text):
-    with pytest.raises(ValueError, match=r"width|depth"):
-        parse_operator(text)
 
 
 def test_schedule_ratio_is_the_authors_constants():
@@ -375,15 +310,6 @@ def test_warm_restart_is_the_released_schedules():
 def test_slope_is_the_exponent_of_a_power_law_at_any_spacing():
     x = [1.0, 2.0, 7.0, 7.5, 30.0, 31.0]
     assert log_log_slope(x, [3 * v**-0.0575 for v in x]) == pytest.approx(-0.0575, abs=1e-12)
-
-
-def test_stages_that_outgrow_every_limit_are_a_mistake_of_the_recipe():
-    stages = [Stage(switch=Switch(rule="steps", value=5)), Stage(operators=("width:1000",))]
-    model = Model(n_layer=2, n_head=2, n_embd=16, seq_len=32)
-    (rule,) = stage_problems(model, stages)
-    assert (
-        rule == "the stages grow model.n_head to 2000: input should be less than or equal to 1024"
-    )
 
 
 def staged(operator: str, *first: str) -> list[str]:
@@ -424,14 +350,6 @@ SIZES = ("n_layer", "n_head", "n_embd", "n_kv_head", "head_dim", "d_ff", "norm_e
 def test_stages_that_cannot_be_are_refused(overrides, rule):
     with pytest.raises(RecipeError, match=rule):
         load_recipe("small", ["model.arch=llama", *overrides])
-
-
-def test_a_recipe_of_an_older_version_is_read():
-    """It has dynamics, whose other value, "small", no version knows any more."""
-    recipe = load_recipe("small-staged-depth", ['staged_growth={dynamics = "target"}'])
-    assert recipe == load_recipe("small-staged-depth")
-    with pytest.raises(RecipeError, match='dynamics = "small"'):
-        load_recipe("small-staged-depth", ["staged_growth.dynamics=small"])
 
 
 def test_stages_of_sizes_end_at_the_model():

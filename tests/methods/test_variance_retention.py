@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from efftrain_cli.methods.variance_retention import (
     log_v,
@@ -11,7 +10,6 @@ from efftrain_cli.methods.variance_retention import (
     swamping_offset,
     variance_retention,
 )
-from tests.model.rounding import by_definition, sum_in_order
 
 LENGTHS = (64, 144, 512, 1024, 4096, 16384, 65536)
 RETENTION = {
@@ -58,15 +56,3 @@ def test_needed_bits_are_those_of_the_table():
     assert [needed_bits(7, n) for n in lengths] == normal
     assert [needed_bits(5, n, 64) for n in lengths] == [4, 4, 4, 4, 4, 4, 4, 5, 6, 7, 7, 8, 9]
     assert [needed_bits(7, n, 128) for n in lengths] == [4, 5, 5, 5, 5, 5, 5, 5, 5, 6, 6, 7, 9]
-
-
-@pytest.mark.parametrize("bits, n", [(5, 1024), (6, 4096)])
-def test_the_formula_is_pessimistic_for_products_of_mean_zero(bits, n):
-    """Simulated sums keep nearly all of their variance where the formula expects a third of it
-    gone."""
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(n, 4000, generator=generator, dtype=torch.float64)
-    terms = by_definition(drawn.numpy(), 5)
-    kept = sum_in_order(terms, bits).var() / terms.sum(axis=0).var()
-    assert kept > 0.93
-    assert variance_retention(bits, 5, n) < 0.75

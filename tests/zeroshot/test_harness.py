@@ -202,27 +202,6 @@ def test_scores_do_not_depend_on_the_batch(trained, made, tmp_path):
             assert found["value"] == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-def test_cut_contexts_are_counted(trained, made, tmp_path):
-    """Three items of three answers each; windows of a whole text are no cuts."""
-    model = harness_model(trained, context_length=20)
-    score_task(load("anli_r1", made, tmp_path), model, None)
-    assert model.truncated == 9
-    score_task(load("wikitext", made, tmp_path), model, None)
-    assert model.truncated == 0
-
-
-def test_anli_is_the_harness_s_definition(made, tmp_path):
-    task = load("anli_r1", made, tmp_path)
-    documents = list(task.eval_docs)
-    assert (
-        task.doc_to_text(documents[0])
-        == f"{SENTENCE}\nQuestion: Anna was cold. True, False, or Neither?\nAnswer:"
-    )
-    assert task.doc_to_choice(documents[0]) == ["True", "Neither", "False"]
-    assert [task.doc_to_target(document) for document in documents] == ["True", "Neither", "False"]
-    assert task.config.num_fewshot == 0
-
-
 class TwoFilters:
     """A task of three items, each scored under two filters."""
 
