@@ -29,6 +29,7 @@ from efftrain_cli.training.segment import (
 )
 from efftrain_cli.training.session import (
     Session,
+    bf16_speedup,
     choose_device,
     cut_warning,
     fresh_state,
@@ -227,12 +228,13 @@ def train(
     try:
         with memory_errors(recipe, summary), dist.peer_errors_of_model():
             has_steps = summary.steps > state.progress.step  # else only an evaluation is left
-            seconds = None
+            seconds = speedup = None
             # No rank of a ring has a whole model.
             is_ring = state.division is not None and recipe.delayed_gradients is not None
             if with_probe and has_steps and not is_ring:
                 seconds = probe_seconds(session, state, summary)
-            show_steps(make_console(), recipe, summary, seconds)
+                speedup = bf16_speedup(session, state, summary, seconds)
+            show_steps(make_console(), recipe, summary, seconds, speedup)
             if state.division is None:
                 # Other kinds of processors may draw other last bits.
                 dist.broadcast(list(state.weights().values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -27,13 +27,17 @@ from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe
 from efftrain_cli.training import dist
 from efftrain_cli.training.build import build_state
+from efftrain_cli.training.compiling import compiles
 from efftrain_cli.training.gradient import Gradient
 from efftrain_cli.training.memory import building_errors
+from efftrain_cli.training.precision import has_bf16
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import wait_for
 
 SLOW_TO_VERIFY = 10**9
 """From so many tokens on, verification takes seconds and is announced."""
+BF16_WIDTH = 256
+"""Narrowest model, n_embd, that gains by bf16: conversions cost more than products save below."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +260,31 @@ def probe_seconds(session: Session, state: TrainState, summary: PlanSummary) -> 
     per_token += of_optimizer / (recipe.train.batch_size * config.seq_len)
     flops_left = summary.flops - state.progress.flops
     return probe(session, last, summary) * flops_left / per_token
+
+
+def bf16_speedup(
+    session: Session,
+    state: TrainState,
+    summary: PlanSummary,
+    seconds: float,
+) -> float | None:
+    """Return how many times as fast the plan would be in bf16 on this CPU, by a probe.
+
+    None if the run computes in another type than fp32, the CPU has no units for bf16, or the model
+    is too narrow to gain; and for recipes that would need more than one probe, or a compilation.
+
+    Args:
+        seconds: of the rest of the plan, as `probe_seconds` returns them.
+    """
+    recipe = session.recipe
+    device = session.device
+    special = recipe.stages or recipe.chunked_accumulation is not None or compiles(recipe, device)
+    if special or recipe.model.n_embd < BF16_WIDTH or dist.world_size() > 1:
+        return None
+    if device.type != "cpu" or state.dtype != "fp32" or not has_bf16(device):
+        return None
+    per_token = probe(session, replace(state, dtype="bf16"), summary)
+    return seconds / (per_token * (summary.tokens - state.progress.tokens))
 
 
 def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:

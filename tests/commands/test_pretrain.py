@@ -260,6 +260,16 @@ def test_time_on_several_devices_is_said_to_be_of_an_even_share(lab, shown, monk
     assert together.endswith("; about 1 min 40 s (probed, if 4 devices share them at no cost)")
 
 
+def test_a_faster_type_is_named_if_it_gains_much(lab, shown):
+    recipe = load_recipe(lab.recipe())
+    plan = summarize_plan(recipe, None, 300)
+    for speedup in (1.05, 1.66):
+        summary.show_steps(shown, recipe, plan, 400.0, speedup)
+    *_, last = lines = shown.file.getvalue().splitlines()
+    assert last == "dtype   bf16 would be about 1.7 times faster here: --set train.dtype=bf16"
+    assert len(lines) == 3
+
+
 def test_all_tokens_are_verified_if_asked(lab):
     """F34: a bit that flips on the disk leaves no other trace."""
     cache = {"EFFTRAIN_CACHE": str(lab.folder / "cache")}

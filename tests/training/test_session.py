@@ -10,7 +10,7 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.training import origin, session
-from efftrain_cli.training.session import probe_seconds
+from efftrain_cli.training.session import bf16_speedup, probe_seconds
 from tests.tiny import CPU, VOCAB_SIZE, fresh, tiny_recipe
 
 STAGES = "stages=[{model={n_layer=1}, switch={rule='steps', value=2}}, {operators=['depth']}]"
@@ -37,6 +37,25 @@ def test_the_seconds_of_the_rest_of_a_plan(monkeypatch, overrides, seconds):
 
     monkeypatch.setattr(session, "probe", probe)
     assert probe_seconds(here, state, summary) == pytest.approx(seconds)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "overrides, has_units, speedup",
+    [
+        ([], True, 2.0),
+        ([], False, None),
+        (["model.n_embd=192"], True, None),
+        (["train.dtype=bf16"], True, None),
+    ],
+)
+def test_what_bf16_would_gain_on_a_cpu(monkeypatch, overrides, has_units, speedup):
+    """640 seconds for 640 tokens in fp32, half a second a token in bf16."""
+    recipe = tiny_recipe("model.n_embd=256", "train.dtype=fp32", *overrides)
+    monkeypatch.setattr(session, "has_bf16", lambda device: has_units)
+    monkeypatch.setattr(session, "probe", lambda here, probed, plan: 0.5)
+    here = SimpleNamespace(recipe=recipe, device=CPU)
+    plan = SimpleNamespace(tokens=640)
+    assert bf16_speedup(here, fresh(recipe), plan, 640.0) == speedup  # type: ignore[arg-type]
 
 
 def test_the_origin_has_the_bytes_of_the_scored_targets(tmp_path, monkeypatch):
