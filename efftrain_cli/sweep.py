@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from efftrain_cli.compare.arms import group_runs
 from efftrain_cli.compare.comparison import Comparison, compare
 from efftrain_cli.compare.grids import edge_notes, grid_frame, grid_lines
 from efftrain_cli.foundation.console import table_lines
+from efftrain_cli.foundation.records import digest_of
+from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.reading import Run
 from efftrain_cli.trials.costs import costs_of, disk_lines
 from efftrain_cli.trials.trial import Trial, recipe_of, state_of
 
 NOT_GRIDS = ("train.tokens",)
 """Keys whose values are rungs of a ladder, not settings of which one is best."""
+
+
+def folder_of(trials: Sequence[Trial], name: str | None) -> Path:
+    """Return the folder of a sweep: without a name, one of its own for each list of runs."""
+    if name:
+        return runs_root() / f"{name}-sweep"
+    arms = "-".join(dict.fromkeys(trial.arm for trial in trials))
+    digest = digest_of([trial.name for trial in trials])
+    return runs_root() / "sweeps" / f"{arms[:40]}-{digest[:6]}"
 
 
 def plan_rows(trials: Sequence[Trial]) -> list[dict[str, object]]:

@@ -76,7 +76,8 @@ def sweep(
     from efftrain_cli import sweep as command
     from efftrain_cli.cli.judged import end_with_verdict, show
     from efftrain_cli.foundation.console import print_folded, print_json
-    from efftrain_cli.run.directory import runs_root
+    from efftrain_cli.foundation.files import make_folder
+    from efftrain_cli.run.lock import take_lock
     from efftrain_cli.trials.array import ArrayWriter
     from efftrain_cli.trials.runner import TrialRunner
     from efftrain_cli.trials.trial import (
@@ -98,7 +99,7 @@ def sweep(
         else:
             print_folded("\n".join(command.plan_lines(trials)))
         return
-    folder = runs_root() / (f"{name}-sweep" if name else "sweep")
+    folder = command.folder_of(trials, name)
     runner: Runner
     if array:
         runner = ArrayWriter(
@@ -106,7 +107,9 @@ def sweep(
         )
     else:
         runner = TrialRunner(folder, device=device, jobs=jobs, devices=devices, study=name or "")
-    runs = runner.train(trials, "sweep")
+    make_folder(folder)
+    with take_lock(folder / "lock"):
+        runs = runner.train(trials, "sweep")
     varied = [key for key, values in settings if len(values) > 1]
     comparison = command.compare_sweep(runs, baseline, target_loss)
     if comparison is None and format_ == "json":

@@ -19,9 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SECOND_CTRL_C = 5.0
-"""A second Ctrl-C within so many seconds ends a command of several runs at once, with exit code
-130."""
 STOPPABLE = ("pretrain", "tune-warmup", "race", "sweep", "study", "verify-resume")
 """Commands that a scheduler stops and requeues."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

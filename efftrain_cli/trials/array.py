@@ -21,7 +21,7 @@ from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.reading import ENDED, Run
 from efftrain_cli.trials.runner import add_members, begin_arguments, read_trial
-from efftrain_cli.trials.trial import Trial, check_comparable, check_names, check_texts, state_of
+from efftrain_cli.trials.trial import Trial, check_trials
 
 SCRIPT = """\
 #!/bin/bash
@@ -70,19 +70,11 @@ class ArrayWriter:
             StoppedError: runs are left: the message says how to submit them.
             UsageError: a run has the name of a trial and another recipe.
         """
-        check_names(trials)
-        check_comparable(trials)
-        check_texts(trials)
-        states = [state_of(trial) for trial in trials]
+        states = check_trials(trials)
         if self.study:
             add_members(self.folder, trials)
-        pending = []
-        left = []
-        for trial, state in zip(trials, states, strict=True):
-            if state not in ENDED:
-                pending.append(trial)
-            if state not in ("running", *ENDED):
-                left.append(trial)
+        pending = [trial for trial in trials if states[trial.name] not in ENDED]
+        left = [trial for trial in pending if states[trial.name] != "running"]
         if left:
             raise StoppedError(
                 f"{title}: {len(left)} of {counted(len(trials), 'run')} left, {self.jobs} at once"
@@ -95,7 +87,7 @@ class ArrayWriter:
                 f"{title}: {counted(len(pending), 'run')} left, all of them under way\n"
                 "  give this command again when they have ended"
             )
-        return [read_trial(*each) for each in zip(trials, states, strict=True)]
+        return [read_trial(trial, states[trial.name]) for trial in trials]
 
     def _write(self, trials: Sequence[Trial]) -> Path:
         lines = [f"{trial.name}\t{shlex.join(begin_arguments(trial))}\n" for trial in trials]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import re
@@ -17,7 +18,6 @@ from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.foundation.signals import describe_end
-from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.reading import CURVE, Run
 from efftrain_cli.trials.trial import Trial, check_names
 
@@ -52,20 +52,18 @@ class CommandRunner:
         """Train trials by their commands, as `Runner.train`.
 
         Raises:
-            RunLockedError: another process trains by the same command.
             EfftrainError: a command failed, or printed no loss; what was trained is kept.
         """
         check_names(trials)
         make_folder(self.table.parent)
-        lock = take_lock(self.table.with_name("lock"))
-        try:
-            for number, each in enumerate(trials, 1):
+        for number, each in enumerate(trials, 1):
+            with self.table.with_name("lock").open("a") as lock:
+                # Another race of this command may be training its baseline.
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 if each.name not in self.read():
                     say(f"[{number}/{len(trials)}] {each.arm} seed {each.seed}")
                     self.run_command(each)
-            runs = self.read()
-        finally:
-            lock.close()
+        runs = self.read()
         return [runs[each.name] for each in trials]
 
     def read(self) -> dict[str, Run]:

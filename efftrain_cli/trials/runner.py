@@ -11,15 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
-from efftrain_cli.foundation.console import counted, human_seconds, listed, say, silent
+from rich.console import Console
+
+from efftrain_cli.foundation.console import (
+    counted,
+    human_seconds,
+    listed,
+    say,
+    silent,
+    steady_output,
+)
 from efftrain_cli.foundation.environment import usable_cores
 from efftrain_cli.foundation.errors import (
     DivergedError,
@@ -29,7 +37,13 @@ from efftrain_cli.foundation.errors import (
     UsageError,
 )
 from efftrain_cli.foundation.files import make_folder, write_whole
-from efftrain_cli.foundation.signals import SECOND_CTRL_C, describe_end
+from efftrain_cli.foundation.progress import show_progress
+from efftrain_cli.foundation.signals import (
+    describe_end,
+    stop_asked,
+    stop_on_signals,
+    stop_reason,
+)
 from efftrain_cli.plan.cost import check_memory
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.run.directory import run_path, runs_root
@@ -39,26 +53,19 @@ from efftrain_cli.run.reading import ENDED, Run, load_run
 from efftrain_cli.run.stability import PROBE
 from efftrain_cli.training.launch import check_devices
 from efftrain_cli.trials.processes import Child, ForkServer, Launch, launch_cold
-from efftrain_cli.trials.trial import (
-    Trial,
-    check_comparable,
-    check_names,
-    check_texts,
-    recipe_of,
-    state_of,
-)
+from efftrain_cli.trials.trial import Trial, check_trials, recipe_of, state_of
 
 TICK = 0.1
 """Seconds between two looks at the processes."""
 STATUS_EVERY = 30.0
 """Seconds between two lines about the runs under way, where the output is not a terminal."""
+SAVED = "every run is saved\n  give the same command again to continue"
 
 
 @dataclass
 class _Slot:
     trial: Trial
     child: Child
-    log: Path
     started: float
     tokens_before: int
 
@@ -141,35 +148,26 @@ class TrialRunner:
     """Devices that each run trains on."""
     study: str = ""
     """Name of the study, race or sweep that the runs answer to; "": to their recipes'."""
-    say: Callable[[str], None] = say
-    """Prints one line."""
     launch: Launch | None = None
     """Starts the processes; None: by forks, where the system and the number of devices allow."""
 
     def __post_init__(self) -> None:
         check_devices(self.device, self.devices, self.jobs)
-        self.places = [
-            (place, {**changes, "EFFTRAIN_STUDY": self.study})
-            for place, changes in environments(self.jobs, self.device)
-        ]
+        self.places = environments(self.jobs, self.device)
         if self.launch is None:
             # macOS has fork, but its libraries do not work in a forked child.
             can_fork = sys.platform == "linux" and self.devices == 1
-            server = ForkServer(self.folder / "logs" / "forkserver.log")
+            server = ForkServer(self.log_of("forkserver"))
             self.launch = server.launch if can_fork else launch_cold
-        self._active: dict[int, _Slot] = {}
-        self._elsewhere: dict[str, Trial] = {}  # another process trains them
-        self._stopping: str | None = None
-        self._last_ctrl_c = -SECOND_CTRL_C - 1
-        self._last_status = time.monotonic()
-        self._began = time.monotonic()
-        self._tokens_done = 0
-        self._status_shown = False
+
+    def log_of(self, name: str) -> Path:
+        """Return the file for the output of a process."""
+        return self.folder / "logs" / f"{name}.log"
 
     def train(
         self,
         trials: Sequence[Trial],
-        title: str = "",
+        title: str = "runs",
     ) -> list[Run]:
         """Train what is not trained yet; return the run of each trial, in their order.
 
@@ -185,239 +183,140 @@ class TrialRunner:
         """
         # All are looked at before the first is trained: a wrong recipe or a taken name costs
         # nothing.
-        check_names(trials)
-        check_comparable(trials)
-        check_texts(trials)
-        recipes = [recipe_of(trial) for trial in trials]
-        self._ends: dict[str, str] = {}  # run -> one of ENDED
-        self._tokens: dict[str, int] = {}  # run -> its budget
-        for trial, recipe in zip(trials, recipes, strict=True):
-            state = state_of(trial)
-            if state in ENDED:
-                self._ends[trial.name] = state
-            self._tokens[trial.name] = recipe.train.tokens
-            if trial.until is not None:
-                self._tokens[trial.name] = summarize_plan(recipe, until=trial.until).tokens
+        states = check_trials(trials)
+        left = [trial for trial in trials if states[trial.name] not in ENDED]
         if not any(device.startswith("cuda") for device, _ in self.places):
-            check_memory(recipes, len(self.places))
-
+            check_memory([recipe_of(trial) for trial in left], len(self.places))
         if self.study:
             add_members(self.folder, trials)
-        self._waiting = [trial for trial in trials if trial.name not in self._ends]
-        if self._waiting and self._ends:
-            already = f"{len(self._ends)} of {len(trials)} trained already"
-            self._progress(f"{title or 'runs'}, {already}")
-        elif self._waiting and title:
-            self._progress(f"{title}, {counted(len(trials), 'run')}; time left is for these")
-        with self._signals():
-            try:
-                self._work()
-            finally:
-                self._end_all()
-        return [read_trial(trial, self._ends[trial.name]) for trial in trials]
+        if left:
+            heading = f"{title}: {len(left)} of {counted(len(trials), 'run')} to train"
+            with steady_output(), stop_on_signals():
+                self._train_left(left, states, heading)
+        return [read_trial(trial, states[trial.name]) for trial in trials]
 
-    def _work(self) -> None:
-        while self._waiting or self._active or self._elsewhere:
-            self._fill()
-            self._show_status()
-            time.sleep(TICK)
-            for place, slot in list(self._active.items()):
-                code = slot.child.poll()
-                if code is not None:
-                    del self._active[place]
-                    self._ended(slot, code)
-            if self._stopping is not None:
-                raise StoppedError(
-                    f"stopped by {self._stopping}; every run is saved\n"
-                    "  give the same command again to continue"
-                )
-            if self._elsewhere and not self._waiting and not self._active:
-                time.sleep(9 * TICK)
-                self._look_elsewhere()
-
-    def _fill(self) -> None:
-        """Start runs in free places."""
-        while self._waiting and len(self._active) < len(self.places) and self._stopping is None:
-            trial = self._waiting.pop(0)
-            state = state_of(trial)  # another process may have trained it meanwhile
-            if state in ENDED:
-                self._ends[trial.name] = state
-                continue
-            if state == "running":
-                self._elsewhere[trial.name] = trial
-                continue
-            place = next(i for i in range(len(self.places)) if i not in self._active)
-            device, environment = self.places[place]
-            if trial.threshold is not None:
-                environment = {**environment, PROBE: str(trial.threshold)}
-            log = self.folder / "logs" / f"{trial.name}.log"
-            assert self.launch is not None
-            child = self.launch(
-                pretrain_arguments(
-                    trial,
-                    state,
-                    device,
-                    self.devices,
-                ),
-                environment,
-                log,
-            )
-            self._active[place] = _Slot(trial, child, log, time.monotonic(), tokens_so_far(trial))
-
-    def _ended(
+    def _train_left(
         self,
-        slot: _Slot,
-        code: int,
+        left: list[Trial],
+        states: dict[str, str],
+        heading: str,
     ) -> None:
-        name = slot.trial.name
-        seconds = time.monotonic() - slot.started
-        if code in (StoppedError.exit_code, -signal.SIGTERM):
-            # Somebody stopped this run; where it was not us, the whole is stopped too.
-            self._stopping = self._stopping or f"{name} was stopped"
-            return
-        was_refused = code in (RunLockedError.exit_code, UsageError.exit_code)
-        if was_refused and state_of(slot.trial) in ("running", *ENDED):
-            self._elsewhere[name] = slot.trial  # another process was first
-            return
-        if code not in (0, DivergedError.exit_code):
-            how, exit_code = describe_end(code)
-            error = EfftrainError(
-                f"{name} {how}; the other runs are saved, the same command continues\n"
-                f"  its output is in {slot.log} and ends with:\n{_tail(slot.log)}"
-            )
-            error.exit_code = exit_code
-            raise error
-        status = state_of(slot.trial)
-        if status not in ENDED:
-            raise EfftrainError(
-                f"{name} ended before its budget was used up\n"
-                f"  the same command continues; its output: {slot.log}"
-            )
-        self._ends[name] = status
-        self._tokens_done += tokens_so_far(slot.trial) - slot.tokens_before
-        is_expected = status == "finished" or slot.trial.threshold is not None
-        if is_expected and silent():
-            return
-        loss = last_loss(name)
-        result = status
-        if status == "finished" and loss is not None:
-            result = f"val loss {loss:.4f}"
-        line = f"[{len(self._ends)}/{len(self._tokens)}] {name}: {result}, {human_seconds(seconds)}"
-        self._line(line + self._eta())
+        console = Console(
+            stderr=True, quiet=silent(), markup=False, highlight=False, soft_wrap=True
+        )
+        tokens = {trial.name: tokens_left(trial) for trial in left}
+        total = sum(tokens.values())
+        done = 0
+        began = time.monotonic()
+        active: dict[int, _Slot] = {}
+        with show_progress(console, heading, STATUS_EVERY) as report, _saved(active):
+            while left or active:
+                self._fill(left, active, states)
+                time.sleep(TICK if active else 10 * TICK)
+                for place, slot in list(active.items()):
+                    code = slot.child.poll()
+                    if code is None:
+                        continue
+                    del active[place]
+                    name = slot.trial.name
+                    states[name] = self._end_of(slot, code)
+                    if states[name] not in ENDED:
+                        left.append(slot.trial)
+                        continue
+                    done += tokens[name]
+                    text = result_line(slot, states)
+                    if 0 < done < total:
+                        seconds = (total - done) / done * (time.monotonic() - began)
+                        text += f"; about {human_seconds(seconds)} left"
+                    if silent() and states[name] == "diverged" and slot.trial.threshold is None:
+                        say(text)
+                    console.print(text)
+                if stop_asked():
+                    raise StoppedError(f"stopped by {stop_reason()}; {SAVED}")
+                if active:
+                    now = done
+                    for slot in active.values():
+                        now += tokens_so_far(slot.trial) - slot.tokens_before
+                    report(f"tokens of {total:,}", now)
+                elif left:
+                    names = listed([trial.name for trial in left])
+                    report(f"waiting for {names}: another process's", 0)
 
-    def _eta(self) -> str:
-        """Say how long the rest takes at the speed so far; "" if nothing is left or the speed is
-        unknown.
-
-        Runs that wait are expected at the speed of all so far, starts included. If none waits, the
-        runs under way go on at their own speed, whose seconds begin after the start.
-        """
-        elapsed = time.monotonic() - self._began
-        if not self._tokens_done and elapsed <= 60:
-            # Until a run has ended, the first minute is mostly its start.
-            return ""
-        done = self._tokens_done
-        left = sum(self._tokens[trial.name] - tokens_so_far(trial) for trial in self._waiting)
-        seconds = 0.0
-        for slot in self._active.values():
-            row = last_row(runs_root() / slot.trial.name)
-            tokens = row.get("tokens") or 0
-            trained = tokens - slot.tokens_before
-            rest = max(0, self._tokens[slot.trial.name] - tokens)
-            done += trained
-            left += rest
-            if trained:
-                seconds = max(seconds, rest / trained * (row.get("wall_seconds") or 0.0))
-        if self._waiting and done:
-            seconds = left / done * elapsed
-        return f"; about {human_seconds(seconds)} left" if seconds else ""
-
-    def _look_elsewhere(self) -> None:
-        """Wait for what other processes train, once nothing is left here, and continue what they
-        give back."""
-        for name, trial in list(self._elsewhere.items()):
+    def _fill(
+        self,
+        left: list[Trial],
+        active: dict[int, _Slot],
+        states: dict[str, str],
+    ) -> None:
+        """Start runs in free places, but for those that another process trains."""
+        for trial in list(left):
+            free = [place for place in range(len(self.places)) if place not in active]
+            if not free or stop_asked():
+                return
             state = state_of(trial)
-            if state in ENDED:
-                del self._elsewhere[name]
-                self._ends[name] = state
-            elif state != "running":
-                del self._elsewhere[name]
-                self._waiting.append(trial)
-        if self._elsewhere and time.monotonic() - self._last_status > STATUS_EVERY:
-            self._last_status = time.monotonic()
-            self._progress(f"waiting for {listed(list(self._elsewhere))}: another process's")
+            if state == "running":
+                continue
+            left.remove(trial)
+            if state in ENDED:  # another process has trained it
+                states[trial.name] = state
+                continue
+            active[free[0]] = self._start(trial, state, *self.places[free[0]])
 
-    def _show_status(self) -> None:
-        terminal = sys.stderr.isatty()
-        every = 1.0 if terminal else STATUS_EVERY
-        if silent() or not self._active or time.monotonic() - self._last_status < every:
-            return
-        self._last_status = time.monotonic()
-        shares = []
-        for slot in self._active.values():
-            name = slot.trial.name
-            share = min(100.0, 100 * tokens_so_far(slot.trial) / self._tokens[name])
-            shares.append(f"{name} {share:.0f} %")
-        text = f"training {', '.join(shares)}{self._eta()}"
-        if terminal:
-            width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r\x1b[K{text[:width]}")
-            sys.stderr.flush()
-            self._status_shown = True
-        else:
-            self.say(text)
+    def _start(
+        self,
+        trial: Trial,
+        state: str,
+        device: str,
+        environment: dict[str, str],
+    ) -> _Slot:
+        environment = {**environment, "EFFTRAIN_STUDY": self.study}
+        if trial.threshold is not None:
+            environment[PROBE] = str(trial.threshold)
+        arguments = pretrain_arguments(trial, state, device, self.devices)
+        assert self.launch is not None
+        before = tokens_so_far(trial)
+        child = self.launch(arguments, environment, self.log_of(trial.name))
+        return _Slot(trial, child, time.monotonic(), before)
 
-    def _progress(self, text: str) -> None:
-        if not silent():
-            self._line(text)
+    def _end_of(self, slot: _Slot, code: int) -> str:
+        """Return the state of a trial whose process has ended.
 
-    def _line(self, text: str) -> None:
-        if self._status_shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._status_shown = False
-        self.say(text)
+        Raises:
+            StoppedError: somebody stopped the run: the whole is stopped too.
+            EfftrainError: it failed.
+        """
+        name = slot.trial.name
+        if code in (StoppedError.exit_code, -signal.SIGTERM):
+            raise StoppedError(f"{name} was stopped; {SAVED}")
+        state = state_of(slot.trial)
+        if code in (0, DivergedError.exit_code) and state in ENDED:
+            return state
+        was_refused = code in (RunLockedError.exit_code, UsageError.exit_code)
+        if was_refused and state in ("running", *ENDED):
+            return state  # another process was first
+        how, exit_code = describe_end(code)
+        log = self.log_of(name)
+        error = EfftrainError(
+            f"{name} {how}; the other runs are saved, the same command continues\n"
+            f"  its output is in {log} and ends with:\n{_tail(log)}"
+        )
+        error.exit_code = exit_code
+        raise error
 
-    # --- stopping ---------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Have signals end the runs under way instead of this process; a second Ctrl-C ends
-        everything at once."""
-
-        def handle(number: int, frame: object) -> None:
-            now = time.monotonic()
-            if number == signal.SIGINT:
-                if now - self._last_ctrl_c <= SECOND_CTRL_C:
-                    for slot in self._active.values():
-                        slot.child.send_signal(signal.SIGKILL)
-                    os._exit(130)
-                self._last_ctrl_c = now
-            self._stopping = self._stopping or signal.Signals(number).name
-
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if (
-            signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-        ):  # `nohup` asked to go on without a terminal
-            numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, handle) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _end_all(self) -> None:
-        """End the runs under way saved, and wait for that."""
-        slots = list(self._active.values())
-        for slot in slots:
+@contextlib.contextmanager
+def _saved(active: dict[int, _Slot]) -> Iterator[None]:
+    """End runs that are under way after the block saved, and wait for that."""
+    try:
+        yield
+    finally:
+        for slot in active.values():
             slot.child.send_signal(signal.SIGTERM)
-        if slots:
-            names = ", ".join(slot.trial.name for slot in slots)
-            self._line(f"stopping: {names} will be saved ...")
-        for slot in slots:
+        if active:
+            names = [slot.trial.name for slot in active.values()]
+            say(f"stopping: {listed(names)} will be saved ...")
+        for slot in active.values():
             slot.child.wait()
-        self._active.clear()
 
 
 def add_members(folder: Path, trials: Sequence[Trial]) -> None:
@@ -440,10 +339,25 @@ def tokens_so_far(trial: Trial) -> int:
     return int(last_row(runs_root() / trial.name).get("tokens") or trial.begun)
 
 
-def last_loss(name: str) -> float | None:
-    """Return the validation loss of a run's last row, nats per token."""
-    value = last_row(runs_root() / name).get("val_loss")
-    return float(value) if isinstance(value, int | float) else None
+def tokens_left(trial: Trial) -> int:
+    """Return the tokens that a trial still needs."""
+    recipe = recipe_of(trial)
+    tokens = recipe.train.tokens
+    if trial.until is not None:
+        tokens = summarize_plan(recipe, until=trial.until).tokens
+    return max(0, tokens - tokens_so_far(trial))
+
+
+def result_line(slot: _Slot, states: dict[str, str]) -> str:
+    """Return a line about a run that has ended: its number, its loss, its seconds."""
+    name = slot.trial.name
+    result = states[name]
+    loss = last_row(runs_root() / name).get("val_loss")
+    if result == "finished" and loss is not None:
+        result = f"val loss {loss:.4f}"
+    ended = sum(state in ENDED for state in states.values())
+    seconds = human_seconds(time.monotonic() - slot.started)
+    return f"[{ended}/{len(states)}] {name}: {result}, {seconds}"
 
 
 def _tail(log: Path) -> str:

@@ -204,6 +204,19 @@ def grid(
     return trials
 
 
+def check_trials(trials: Sequence[Trial]) -> dict[str, str]:
+    """Check trials before any is trained; return the state of each by name (`state_of`).
+
+    Raises:
+        UsageError: two have one name, a name is another run's, or losses could not be compared.
+        DataError: the text of a run is gone.
+    """
+    check_names(trials)
+    check_comparable(trials)
+    check_texts(trials)
+    return {trial.name: state_of(trial) for trial in trials}
+
+
 def check_names(trials: Sequence[Trial]) -> None:
     """Check that each run has a name of its own, before any is trained.
 

@@ -147,7 +147,7 @@ class Prober:
         if not (folder / name / "checkpoints").exists():
             shutil.rmtree(folder / name, ignore_errors=True)  # it ended, and begins again
         with runs_in(folder):
-            self.runner.train([trial])
+            self.runner.train([trial], f"probe {name}")
         if probe.horizon > climb:  # nothing asks for more
             shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)
 

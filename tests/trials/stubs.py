@@ -38,6 +38,26 @@ every = 5
 """
 
 
+STUDY = """\
+seeds = "5..6"
+baseline = "plain"
+set = ["train.tokens=12800"]
+[[primary]]
+measure = "final_loss"
+direction = "equivalent"
+margin = 4.0
+[tuning]
+seeds = "0"
+grid = { "optim.lr" = [1e-3, 2e-3] }
+[[arms]]
+name = "plain"
+recipe = "plain.toml"
+[[arms]]
+name = "warm"
+recipe = "warm.toml"
+"""
+
+
 def write_recipes(folder: Path) -> None:
     """Write two recipes that can be trained in a second, and their text."""
     (folder / "plain.toml").write_text(TINY)
@@ -140,7 +160,3 @@ def write_trial(trial: Trial, code: int = 0) -> None:
         rows[-1]["nonfinite"] = True
     # Rows with checks are read several times as fast.
     write_sealed(path / "metrics.jsonl", rows)
-
-
-def quiet(text: str) -> None:
-    """Says nothing."""

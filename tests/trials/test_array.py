@@ -18,7 +18,7 @@ from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.trial import grid
 from tests.conftest import REPOSITORY
 from tests.faults.test_clusters import executable
-from tests.trials.stubs import both, write_trial
+from tests.trials.stubs import STUDY, both, write_trial
 
 SRUN = """#!PYTHON
 import os, pathlib, signal, subprocess, sys, time
@@ -38,24 +38,6 @@ sys.exit(128 - code if code < 0 else code)
 """
 SCONTROL = """#!/bin/bash
 echo "$@" >> requeued
-"""
-STUDY = """\
-seeds = "5..6"
-baseline = "plain"
-set = ["train.tokens=12800"]
-[[primary]]
-measure = "final_loss"
-direction = "equivalent"
-margin = 4.0
-[tuning]
-seeds = "0"
-grid = { "optim.lr" = [1e-3, 2e-3] }
-[[arms]]
-name = "plain"
-recipe = "plain.toml"
-[[arms]]
-name = "warm"
-recipe = "warm.toml"
 """
 
 

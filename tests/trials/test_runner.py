@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,11 @@ from efftrain_cli.trials.costs import Costs, costs_of
 from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
 from efftrain_cli.trials.trial import Trial, grid
 from tests.fake_runs import val_loss
-from tests.trials.stubs import Pretrain, Stub, both, plain, quiet, write_trial
+from tests.trials.stubs import Pretrain, both, plain, write_trial
 
 
 def make_runner(folder: Path, launch: Pretrain, jobs: int = 1, **more: Any) -> TrialRunner:
-    return TrialRunner(folder / "state", jobs=jobs, say=quiet, launch=launch, **more)
+    return TrialRunner(folder / "state", jobs=jobs, launch=launch, **more)
 
 
 def ends(trainer: TrialRunner, trials: list[Trial]) -> list[str]:
@@ -114,35 +113,23 @@ def test_a_stopped_sweep_continues_without_training_anything_twice(folder):
     assert third.calls == []
 
 
-def test_a_phase_says_that_later_ones_are_not_in_its_time(folder):
-    trials = plain(0, 1)
-    lines: list[str] = []
-    trainer = TrialRunner(folder / "state", say=lines.append, launch=Pretrain(trials))
-    trainer.train(trials, "tuning")
-    assert lines[0] == "tuning, 2 runs; time left is for these"
-
-
-def test_a_run_that_ended_is_counted_among_all(folder):
-    """Two of three are left; the stubs take no time."""
-    trials = [*both(0), *plain(1)]
+def test_lines_count_all_runs_in_the_order_of_their_ends(folder, monkeypatch, capsys):
+    """One of four is trained already; of the others the first started ends last, and one diverges.
+    --quiet leaves what diverged."""
+    cores(monkeypatch, 3)
+    trials = [*both(0), *plain(1, 2)]
     write_trial(trials[0])
-    lines: list[str] = []
-    trainer = TrialRunner(folder / "state", say=lines.append, launch=Pretrain(trials))
-    trainer.train(trials, "look 1")
-    begun, second, third = lines
-    assert begun == "look 1, 1 of 3 trained already"
-    assert second.startswith(f"[2/3] warm-seed0: val loss {val_loss(100, 0, 1.3):.4f}, ")
-    assert third.startswith(f"[3/3] plain-seed1: val loss {val_loss(100, 1, 1.0):.4f}, ")
-
-
-def test_runs_are_numbered_in_the_order_of_their_ends(folder, monkeypatch):
-    cores(monkeypatch, 2)
-    trials = plain(0, 1)
-    launch = Pretrain(trials)
-    launch.on_launch = lambda name: setattr(launch.children["plain-seed0"], "left", 9)
-    lines: list[str] = []
-    TrialRunner(folder / "state", jobs=2, say=lines.append, launch=launch).train(trials)
-    assert [line.split(":")[0] for line in lines] == ["[1/2] plain-seed1", "[2/2] plain-seed0"]
+    launch = Pretrain(trials, {"plain-seed2": 4})
+    launch.on_launch = lambda name: setattr(launch.children["warm-seed0"], "left", 9)
+    make_runner(folder, launch, jobs=3).train(trials, "look 1")
+    begun, *lines = capsys.readouterr().err.splitlines()
+    assert begun == "look 1: 3 of 4 runs to train"
+    ends = [line.rpartition(", ")[0] for line in lines if line.startswith("[")]
+    assert ends == [
+        f"[2/4] plain-seed1: val loss {val_loss(100, 1, 1.0):.4f}",
+        "[3/4] plain-seed2: diverged",
+        f"[4/4] warm-seed0: val loss {val_loss(100, 0, 1.3):.4f}",
+    ]
 
 
 def test_as_many_runs_at_once_as_jobs_and_no_more(folder, monkeypatch):
@@ -360,66 +347,3 @@ def test_time_is_known_where_pretrain_knows_it(folder):
     rate()
     assert rates.seconds_left(recipe, 100) == pytest.approx(10 + rates.START_SECONDS)
     assert rates.seconds_left(recipe, 0) == 0
-
-
-def training(folder: Path, monkeypatch: pytest.MonkeyPatch, tokens: int) -> TrialRunner:
-    """A runner whose one run, of 2,560 tokens, has trained so many, in 30 s without its start."""
-    (trial,) = plain(0)
-    working = make_runner(folder, Pretrain([trial]))
-    working._tokens = {trial.name: 2560}
-    slot = runner._Slot(trial, Stub(9, print, 0), folder / "log", 0.0, tokens_before=0)
-    working._waiting = []
-    working._active = {0: slot}
-    row = {"tokens": tokens, "wall_seconds": 30.0}
-    monkeypatch.setattr(runner, "last_row", lambda path: row if path.name == trial.name else {})
-    return working
-
-
-def test_no_time_left_is_told_from_the_first_minute(folder, monkeypatch):
-    """Of 2,560 tokens 256 are trained: after 10 s nothing is said, then 9 times 30 s are left."""
-    working = training(folder, monkeypatch, tokens=256)
-    for elapsed, told in ((10.0, ""), (100.0, "; about 4 min 30 s left")):
-        working._began = time.monotonic() - elapsed
-        assert working._eta() == told
-
-
-def test_starts_count_in_the_time_left_of_runs_that_wait(folder, monkeypatch):
-    """After 100 s, start included, 256 tokens are trained: 19 times as many are left of two."""
-    working = training(folder, monkeypatch, tokens=256)
-    working._waiting = plain(1)
-    working._tokens["plain-seed1"] = 2560
-    working._began = time.monotonic() - 100
-    assert working._eta() == "; about 31 min 40 s left"
-
-
-def test_a_resumed_run_has_no_time_left_before_its_first_row(folder, monkeypatch):
-    """A probe of tune-warmup that goes on: its old row says nothing about its speed now."""
-    working = training(folder, monkeypatch, tokens=256)
-    working._tokens_done = 256
-    working._active[0].tokens_before = 256
-    assert working._eta() == ""
-    working._active[0].tokens_before = 0
-    assert working._eta() == "; about 4 min 30 s left"
-
-
-def test_the_slowest_run_under_way_decides_the_time_left(folder, monkeypatch):
-    working = training(folder, monkeypatch, tokens=256)
-    (other,) = plain(1)
-    working._tokens[other.name] = 2560
-    working._active[1] = runner._Slot(other, Stub(9, print, 0), folder / "log", 0.0, 0)
-    rows = {"plain-seed0": 256, "plain-seed1": 1280}
-    monkeypatch.setattr(
-        runner, "last_row", lambda path: {"tokens": rows[path.name], "wall_seconds": 30.0}
-    )
-    working._tokens_done = 2560
-    assert working._eta() == "; about 4 min 30 s left"
-
-
-def test_a_run_beyond_its_budget_is_at_100_percent(folder, monkeypatch):
-    """The last step of 1,024 tokens takes a run of 2,560 to 3,072: 120 %."""
-    working = training(folder, monkeypatch, tokens=3072)
-    monkeypatch.setattr(runner, "STATUS_EVERY", -1.0)
-    said: list[str] = []
-    working.say = said.append
-    working._show_status()
-    assert said == ["training plain-seed0 100 %"]

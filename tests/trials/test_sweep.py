@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 
 import pytest
 
-from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.run.small_files import read_run
+from efftrain_cli.foundation.errors import RunLockedError, UsageError
+from efftrain_cli.foundation.files import make_folder
+from efftrain_cli.run.lock import take_lock
+from efftrain_cli.sweep import folder_of
 from efftrain_cli.trials.trial import grid
 from tests.conftest import cli
 from tests.fake_runs import read_jsonl, write_sealed
-from tests.launch import start_efftrain, wait_until
-from tests.trials.stubs import write_trial
+from tests.trials.stubs import both, write_trial
 
 WORDS = ["sweep", "plain.toml", "warm.toml", "--seeds", "0..1", "--device", "cpu"]
 
@@ -106,15 +106,13 @@ def test_long_names_of_two_recipes_differ(folder):
     assert len({trial.name for trial in trials}) == 2
 
 
-@pytest.mark.slow
-def test_a_killed_sweep_continues(folder):
-    """F78: SIGKILL of the parent; its children save, and the same command goes on."""
-    process = start_efftrain(folder, *WORDS)
-    wait_until(lambda: (folder / "runs" / "warm-seed0" / "metrics.jsonl").exists(), process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    text = cli(*WORDS).stdout
-    assert "in final loss" in text
-    for trial in grid(["plain.toml", "warm.toml"], (0, 1), []):
-        events = [event["event"] for event in read_run(folder / "runs" / trial.name).events]
-        assert events.count("start") == 1
+def test_two_at_once_on_one_folder(folder):
+    """F78: the second of one sweep ends with 7; a sweep of other runs does not."""
+    for trial in both(0, 1):
+        write_trial(trial)
+    place = folder_of(both(0, 1), None)
+    make_folder(place)
+    with take_lock(place / "lock"):
+        with pytest.raises(RunLockedError, match="is owned by process"):
+            cli(*WORDS)
+        cli("sweep plain.toml --seeds 0")
