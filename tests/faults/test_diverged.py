@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 import torch
-
-from efftrain_cli.training.divergence import describe_cause
 
 # What makes step 8 go wrong, every time that step is computed.
 NAN_IN_LOSS = """
@@ -100,23 +97,6 @@ checkpoint.save = full
     assert "are saved" not in errors
     assert lab.checkpoints("r") == ["step-00000005"]
     assert lab.events("r", "save_failed")[-1]["step"] == 7
-
-
-@pytest.mark.parametrize(
-    "loss, bad, cause",
-    [
-        (1.0, ["h.1"], "gradients of h.1"),
-        (
-            math.nan,
-            ["wte", "wpe", "h.0", "h.1", "ln_f"],
-            "gradients of wte, wpe, h.0, h.1 and 1 more",
-        ),
-        (math.inf, [], "the loss"),
-        (1.0, [], "computed once more, the same step is finite: memory or hardware may be faulty"),
-    ],
-)
-def test_the_cause_of_a_divergence(loss, bad, cause):
-    assert describe_cause(loss, bad) == cause
 
 
 LITTLE_MEMORY = """

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import time
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +15,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from efftrain_cli.foundation.errors import CheckpointError
-from efftrain_cli.plan.plan import plan_run
-from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.lines import sealed
 from efftrain_cli.run.reading import load_run
 from efftrain_cli.training.evaluation import evaluate
 from efftrain_cli.training.record import read_records
 from efftrain_cli.training.session import fresh_state, prepare_session
 from efftrain_cli.training.stages import train_stages
-from efftrain_cli.verify_resume import compare_runs, cut_recipe, describe_cut
-from tests.launch import BASELINE, Laboratory, made_text
+from efftrain_cli.verify_resume import compare_runs
+from tests.launch import Laboratory, made_text
 
 SLW = """
 [seq_len_warmup]
@@ -236,39 +234,6 @@ def test_verify_resume_names_the_first_difference(lab):
         match=rf"step 7: loss is {row['loss']} undisturbed and {row['loss'] + 1} continued",
     ):
         compare_runs(lab.run("a"), lab.run("b"), 20)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_verify_resume_cuts_every_method(method, tmp_path):
-    path = tmp_path / "recipe.toml"
-    path.write_text(BASELINE.replace("batch_size = 4", "batch_size = 8") + METHODS[method])
-    cut = cut_recipe(load_recipe(str(path)), 4)
-    assert load_recipe(str(write(tmp_path / "cut.toml", dump_recipe(cut)))) == cut
-    plans = [plan for plan, _ in islice(plan_run(cut), 8)]
-    # Five sequences of 24 tokens stand for four of 32, and only two fit into a micro-batch.
-    assert all(plan.accumulation_steps <= 2 or plan.seq_len == 24 for plan in plans)
-    if method not in ("baseline", "simigrad"):
-        # What a method decides changes after the stop, or at it.
-        assert plans[3][1:] != plans[7][1:]
-
-
-def test_verify_resume_says_what_it_cut():
-    """Two of 256 tokens fit into micro_batch_tokens = 512; four devices need one each."""
-    words = (
-        "seq_len_warmup={start = 8, steps = 99}",
-        "batch_size_warmup={start = 2, increment = 2, sequences = 99}",
-    )
-    recipe = load_recipe("small", ["train.micro_batch_tokens=512", *words])
-    assert (
-        describe_cut(cut_recipe(recipe, 4), 4)
-        == "two micro-batches a step, of 2 x 256 tokens each, and 8 steps; "
-        "seq_len_warmup and batch_size_warmup moved into them"
-    )
-    narrow = load_recipe("small", ["train.micro_batch_tokens=256"])
-    assert (
-        describe_cut(cut_recipe(narrow, 1, devices=4), 1)
-        == "8 micro-batches a step, of 1 x 256 tokens each, and 2 steps"
-    )
 
 
 def write(path: Path, text: str) -> Path:

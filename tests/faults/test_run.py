@@ -13,12 +13,10 @@ import termios
 import time
 from collections.abc import Iterator
 from fcntl import ioctl
-from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import UsageError
@@ -187,17 +185,6 @@ time.time = lambda: clock() + (86_400 if clock() - started > 1 else 0)
     )
 
 
-def test_saves_that_block_training_are_said_once(lab):
-    """F54."""
-    inject = (
-        "import efftrain_cli.training.checkpoint as c\nsave = c.save\nc.save = lambda"
-        " *args: save(*args) + 1000"
-    )
-    slow = lab.train("slow", "--steps", "10", inject=inject)
-    assert slow.output.count("warning: saving took 1000.") == 1
-    assert "raise checkpoint.every (now 5)" in slow.output
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -289,29 +276,6 @@ def test_the_time_left_goes_by_the_pace_after_the_first_step(monkeypatch):
         screen._ended.set()
     assert "ETA" not in shown[0]
     assert shown[1].endswith("ETA 1 min 38 s") and shown[2].endswith("ETA 1 min 37 s")
-
-
-@pytest.mark.parametrize(
-    "columns, numbers",
-    [
-        (80, "loss 3.000  val 3.500  10K tok/s  ETA 9 s"),
-        (60, "loss 3.000  val 3.500  ETA 9 s"),
-        (40, "loss 3.000  ETA 9 s"),
-    ],
-)
-def test_a_narrow_bar_leaves_numbers_out_whole(monkeypatch, columns, numbers):
-    """Eight columns are the bar's. After the last step no time is left to tell."""
-    now = [0.0]
-    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
-    console = Console(file=StringIO(), force_terminal=True, width=columns)
-    with TrainingDisplay(console, total_tokens=11, tokens=0, steps=235) as screen:
-        row = {"step": 1, "tokens": 1, "loss": 3.0, "val_loss": 3.5, "tokens_per_second": 1e4}
-        screen.show(row)
-        now[0] = 1.0
-        screen.show(row | {"step": 2, "tokens": 2})
-        assert screen._text() == f"step 2/235  {numbers}"
-        screen.show(row | {"step": 11, "tokens": 11})
-        assert screen._text().startswith("step 11/235") and "ETA" not in screen._text()
 
 
 def test_a_line_while_nothing_happens(monkeypatch, capfd):

@@ -7,7 +7,6 @@ import re
 import shlex
 
 import pytest
-import torch
 
 from efftrain_cli.foundation.errors import UnsoundError
 from efftrain_cli.run.directory import checkpoints_of
@@ -161,21 +160,3 @@ def test_what_another_rank_holds_is_not_saved_if_it_is_not_finite(run, monkeypat
     with pytest.raises(UnsoundError, match="after step 12: NaN or infinity"):
         save_step(run, 12)
     assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 10]
-
-
-def test_which_tensors_are_not_finite():
-    large = torch.full((3,), 3e38)  # its sum would overflow
-    broken = torch.zeros(5)
-    broken[3] = float("nan")
-    tensors = {
-        "whole": torch.ones(2, 3),
-        "large": large,
-        "nan": broken,
-        "inf": torch.tensor([1.0, -float("inf")]),
-        "half": torch.tensor([1.0, float("inf")], dtype=torch.bfloat16),
-        "scalar": torch.tensor(float("nan")),
-        "count": torch.tensor([1, 2]),
-        "empty": torch.zeros(0),
-    }
-    assert nonfinite_tensors(tensors) == ["nan", "inf", "half", "scalar"]
-    assert nonfinite_tensors({}) == []

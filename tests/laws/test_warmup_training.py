@@ -111,10 +111,3 @@ def test_positions_that_no_sequence_has_reached_do_not_move():
     after = state.model.wpe.weight.detach()
     assert not torch.equal(before[:8], after[:8])
     assert torch.equal(before[8:], after[8:])
-
-
-def test_the_printed_plan_of_the_paper_s_recipe_ends_at_the_authors_step(efftrain):
-    result = efftrain("pretrain", "--recipe", "gpt2-117m-slw", "--plan", "--format", "csv")
-    header, *_, final = result.stdout.splitlines()
-    assert header.startswith("step,tokens,lr,batch_size,seq_len")
-    assert final.startswith("47500,157288497152,1e-05,4096,1024,")
