@@ -4,7 +4,7 @@ killed and continued. Every rank runs these functions; rank 0 has the run direct
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -75,7 +75,8 @@ def start(
                 branch.begin(state, session.corpus)
             plan = plan_run(session, steps, state.progress)
         resuming.check_disk(run_path(name), recipe, session.corpus.vocab_size)
-        with begun_run(name, session, recipe_name, branch) as run:
+        make_directory(name, session, recipe_name, branch)
+        with opened_run(name) as run:
             if run is not None:
                 run.event("start", environment_of(session))
                 segment = run.next_segment()
@@ -112,10 +113,6 @@ def resume(
         written = newest_recipe(path)
         recipe, changes = accepted_recipe(path, written, recipe, overrides, override)
         resuming.check_text_is_named(path, overrides)
-        if run is not None:
-            for stray in resuming.stray_files(path):
-                reason = "not named like a checkpoint"
-                run.event("ignored", {"path": stray.name, "reason": reason})
         with without_trace():
             corpus = resuming.text_of(path, recipe)
             session = prepare_session(recipe, choose_device(device), corpus, verify_data)
@@ -173,16 +170,14 @@ def without_trace() -> Iterator[None]:
         ) from None
 
 
-@contextmanager
-def begun_run(
+def make_directory(
     name: str,
     session: Session,
     recipe_name: str,
-    branch: Branch | None = None,
-) -> Iterator[Run | None]:
-    """Make and own a run directory on rank 0; yield None on the others."""
+    branch: Branch | None,
+) -> None:
+    """Make the directory of a new run, on rank 0."""
     if not dist.is_main():
-        yield None
         return
     origin = origin_of(session, recipe_name)
     recipe = dump_recipe(session.recipe)
@@ -191,18 +186,13 @@ def begun_run(
     with new_run(name, recipe, origin, session.corpus.tokenizer_path) as run:
         if branch is not None:
             branch.copy_into(run)
-    with Run.open(name) as run:
-        yield run
 
 
-@contextmanager
-def opened_run(name: str) -> Iterator[Run | None]:
-    """Own an existing run directory on rank 0; yield None on the others."""
-    if not dist.is_main():
-        yield None
-        return
-    with Run.open(name) as run:
-        yield run
+def opened_run(name: str) -> AbstractContextManager[Run | None]:
+    """Own a run directory on rank 0; the others have None."""
+    if dist.is_main():
+        return Run.open(name)
+    return nullcontext()
 
 
 # --- training -------------------------------------------------------------------------------------

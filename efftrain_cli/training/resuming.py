@@ -10,7 +10,7 @@ from typing import Any
 
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import corpus_of_key, limits_of, prepare
-from efftrain_cli.foundation.console import make_console, printable, say
+from efftrain_cli.foundation.console import make_console, say
 from efftrain_cli.foundation.errors import CheckpointError, DataError, DiskError, UsageError
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.foundation.step import Progress
@@ -300,19 +300,3 @@ def check_disk(folder: Path, recipe: Recipe, vocab_size: int, existing: int = 0)
             f"  make room, lower checkpoint.keep (now {recipe.checkpoint.keep}),"
             " or set EFFTRAIN_RUNS to a folder on another disk"
         )
-
-
-def stray_files(run: Path) -> list[Path]:
-    """List what lies among a run's checkpoints and is none, nor one that was set aside or never
-    finished; warn of each."""
-    checkpoints = checkpoints_of(run)
-    stray = []
-    for path in sorted(run.glob("checkpoints/*")):
-        is_ours = ".corrupt" in path.name or ".left" in path.name or path.name.endswith(".tmp")
-        if path not in checkpoints and not is_ours:
-            stray.append(path)
-            say(
-                f"warning: {printable(str(path))} is not named like a checkpoint"
-                " (step-00000000); ignored"
-            )
-    return stray

@@ -17,7 +17,7 @@ from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER, keep_weights, verify_checkpoint
 from efftrain_cli.training.build import build_state
 from efftrain_cli.training.checkpoint import load
-from efftrain_cli.training.resuming import accepted_differences, new_differences, stray_files
+from efftrain_cli.training.resuming import accepted_differences, new_differences
 from tests.damage import flips
 from tests.faults.conftest import RECIPE, newest_checkpoint, seal, step_of, truncate
 from tests.launch import Laboratory
@@ -101,17 +101,13 @@ def test_a_checkpoint_that_keeps_its_weights_alone(run, capfd):
 
 
 def test_folders_that_are_no_checkpoints(run, capfd):
-    """F12: one warning each; the highest valid step is taken."""
+    """F12: the highest valid step is taken, after a warning of one that is only named like one."""
     for name in ("step-abc", "step-", "notes", "step-15"):
         (run.path / "checkpoints" / name).mkdir()
     (run.path / "checkpoints" / "step-00000020").mkdir()  # named like one, and empty
-    stray = stray_files(run.path)
-    assert sorted(path.name for path in stray) == ["notes", "step-", "step-15", "step-abc"]
     assert step_of(newest_checkpoint(run)) == 10
-    warnings = capfd.readouterr().err.splitlines()
-    assert len(warnings) == 5
-    for name in ("step-abc", "step- ", "notes", "step-15 ", "step-00000020/manifest.json"):
-        assert sum(name in warning for warning in warnings) == 1, name
+    (warning,) = capfd.readouterr().err.splitlines()
+    assert "step-00000020/manifest.json" in warning
 
 
 def test_no_valid_checkpoint_left(run):
