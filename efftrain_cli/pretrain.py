@@ -69,7 +69,10 @@ def start(
         branch.check()
     with processes():
         with without_trace():
-            session = prepare_session(recipe, choose_device(device), verify=verify_data)
+            corpus = None
+            if branch is not None:
+                corpus = resuming.text_of(branch.parent, recipe)
+            session = prepare_session(recipe, choose_device(device), corpus, verify_data)
             state = fresh_state(session)
             if branch is not None:
                 branch.begin(state, session.corpus)

@@ -333,7 +333,8 @@ def test_a_run_goes_on_without_its_text(lab, tmp_path_factory):
     lab.resume("r", "--steps", "10")
     text.unlink()
     lab.resume("r", "--steps", "15")
-    assert lab.call("grow r --operator depth").output
+    lab.call("grow r --operator depth")
+    lab.call("pretrain --from r@15 --name branch --no-probe --steps 16")
     moved = Laboratory(lab.zygote, tmp_path_factory.mktemp("moved"))
     shutil.move(lab.folder / "runs", moved.folder / "runs")
     errors = moved.resume("r", code=3, EFFTRAIN_CACHE=str(moved.folder / "cache")).errors
