@@ -104,7 +104,7 @@ def end_with_verdict(comparison: Comparison, fail_if: str | None) -> None:
     passing = {"better"}
     if fail_if == "worse":
         passing |= {"equivalent", "noninferior"}
-        if not any(claim.margin for claim in comparison.claims):
+        if not any(row.margin for row in comparison.verdicts):
             passing.add("undecided")
     if any(verdict and verdict not in passing for verdict in verdicts):
         raise Exit(FAILED)

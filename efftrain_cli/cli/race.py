@@ -181,14 +181,15 @@ def begin(plan: Plan, yes: bool) -> None:
     from efftrain_cli.study.tuning import tuning_trials
     from efftrain_cli.trials.costs import costs_of
 
-    say(race_line(plan))
     if plan.command:
+        say(race_line(plan))
         return
     costs = costs_of([*tuning_trials(plan), *plan.trials(plan.looks[-1])], weights_only=True)
-    is_long = (costs.seconds or 0.0) > LONG or costs.disk > LARGE
-    if not is_long or yes:
+    say(f"{race_line(plan)}; at most {costs}")
+    seconds = costs.seconds or 0.0
+    if yes or (seconds <= LONG and costs.disk <= LARGE):
         return
-    text = f"this race may take {human_seconds(costs.seconds or 0)}, {human(costs.disk, 'B')}"
+    text = f"this race may take {human_seconds(seconds)}, {human(costs.disk, 'B')}"
     if not sys.stdin.isatty():
         raise UsageError(f"{text}: no terminal to ask on\n  give --yes")
     typer.confirm(f"{text}. Begin?", abort=True)

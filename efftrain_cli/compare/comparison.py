@@ -51,7 +51,6 @@ class Comparison:
     arms: list[Arm]
     rows: list[Result]
     """A row per measure and arm."""
-    claims: Sequence[Claim]
     differences: list[str]
     """Sentences: settings that differ though they are not the method's."""
     changes: list[str]
@@ -184,10 +183,7 @@ def compare(
         )
     if refusals:
         claims = ()
-        caveats = [
-            *(f"NOT COMPARABLE: {refusal}" for refusal in refusals),
-            *caveats,
-        ]
+        caveats = [*(f"NOT COMPARABLE: {refusal}" for refusal in refusals), *caveats]
 
     by_measure: dict[str, Claim] = {}
     for claim in claims:
@@ -210,14 +206,7 @@ def compare(
     changes = [describe_changes(base, arm) for arm in others]
     return Comparison(
         arms=arms,
-        rows=decide(
-            results,
-            alpha,
-            share,
-            closed,
-            races,
-        ),
-        claims=claims,
+        rows=decide(results, alpha, share, closed, races),
         differences=describe_differences(arms, {*varied, *varied_keys(every)}),
         changes=[change for change in changes if change],
         caveats=caveats,

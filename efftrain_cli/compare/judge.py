@@ -86,6 +86,8 @@ class Result:
     """What was equal where not all was: "at equal FLOPs and 0.8x the tokens"."""
     direction: str = ""
     """What was claimed; "" for a measure that is shown and never tested."""
+    margin: float = 0.0
+    """Difference that does not matter, as claimed."""
     could_see: float = math.nan
     """Smallest true difference, or ratio, that such a study shows in 80 % of cases."""
     outcome: str = ""
@@ -153,7 +155,7 @@ def judge(
     )
     if claim is None:
         return result
-    result = replace(result, direction=claim.direction)
+    result = replace(result, direction=claim.direction, margin=claim.margin)
     if pairs.pending:
         return replace(result, why=f"waits for {listed(pairs.pending)}")
     if is_decimated(pairs):

@@ -59,12 +59,11 @@ STYLE = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{padding:
 def sentences(comparison: Comparison) -> list[str]:
     """Return all sentences: settings that differ, the verdicts, and what else an arm changed."""
     base = comparison.arms[0].label
-    margins: dict[str, float] = {claim.measure: claim.margin for claim in comparison.claims}
     # The first sentence never says "not judged" while another one claims.
     verdicts = sorted(comparison.verdicts, key=lambda row: not row.verdict)
     lines = []
     for row in verdicts:
-        words = CLAIMS[row.verdict].format(base=base, margin=margins[row.measure])
+        words = CLAIMS[row.verdict].format(base=base, margin=row.margin)
         terms = f", {row.terms}" if row.terms else ""
         lines.append(f"{row.arm} {words} in {row.title}{terms}: {facts_text(row, base)}.")
     return [*comparison.differences, *lines, *comparison.changes]

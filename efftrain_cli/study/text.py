@@ -164,18 +164,13 @@ def progress_text(trials: Sequence[Trial]) -> str:
 
 
 def race_line(plan: Plan) -> str:
-    """Return what a race needs, in a line."""
+    """Return at how many pairs a race looks, and how many runs these are."""
     *first, last = map(str, plan.looks)
     pairs = f"{', '.join(first)}, then {last}" if first else last
     arms = len(plan.arms)
     text = f"{pairs} pairs: {arms * plan.looks[0]} to {arms * plan.looks[-1]} runs"
-    tuning = list(tuning_trials(plan))
-    if tuning:
-        text += f" after {counted(len(tuning), 'run')} of tuning"
-    if plan.command:
-        return text
-    every = [*tuning, *plan.trials(plan.looks[-1])]
-    return f"{text}; at most {costs_of(every, weights_only=True)}"
+    tuning = tuning_trials(plan)
+    return f"{text} after {counted(len(tuning), 'run')} of tuning" if tuning else text
 
 
 def pairs_needed(size: float, alpha: float = 0.05) -> int:

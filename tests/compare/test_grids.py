@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from efftrain_cli.compare.arms import group_runs
+from efftrain_cli.compare.figures import rates_plot
 from efftrain_cli.compare.grids import NOTE, edge_notes, grid_frame, grid_lines
 from tests.compare.runs import make_arm, make_run
 
@@ -46,6 +47,8 @@ def test_a_best_value_at_an_edge_is_marked_and_widened():
         "b: best at the edge of its grid; add optim.lr=0.004",
     ]
     assert grid_lines(frame)[2].endswith("4.1000*!")
+    drawn = rates_plot(frame).curves
+    assert list(drawn.x) == [1e-3, 2e-3] * 2 and list(drawn.y.round(9)) == [4.5, 4.1, 4.4, 4.0]
 
 
 def test_arms_with_grids_of_their_own_are_lines():
