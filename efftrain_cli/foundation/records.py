@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import pydantic_core
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from efftrain_cli.foundation.console import printable
@@ -57,15 +56,17 @@ def read_record(path: Path, kind: type[R]) -> R:
         NewerFormatError: a newer efftrain wrote it.
         DamagedError: a field has a wrong type; the message names file and field.
     """
-    return parse_record(path, read_small_text(path, kind.restore), kind)
+    return check_record(path, read_json(path, kind.restore), kind)
 
 
-def parse_record(path: Path, text: str, kind: type[R]) -> R:
-    """Return the record of a file, or of one line of it; otherwise as `read_record`."""
+def check_record(path: Path, values: Any, kind: type[R]) -> R:
+    """Return the record that a file, or an entry of it, holds; otherwise as `read_record`."""
+    if not isinstance(values, dict):
+        raise damaged(path, "it holds no JSON object", kind.restore)
     try:
-        version = Record.model_validate_json(text).schema_version
+        version = Record.model_validate(values).schema_version
         if version == kind.newest:
-            return kind.model_validate_json(text)
+            return kind.model_validate(values)
     except ValidationError as error:
         raise damaged(path, first_fault(error), kind.restore) from None
     if version < kind.newest:
@@ -91,8 +92,9 @@ def first_fault(error: ValidationError) -> str:
 def read_json(path: Path, restore: str = "") -> Any:
     """Return the JSON value in a small file; otherwise as `read_record`."""
     try:
-        return pydantic_core.from_json(read_small_text(path, restore), allow_inf_nan=False)
-    except ValueError as error:
+        # pydantic's own parser refuses file names that are not UTF-8.
+        return json.loads(read_small_text(path, restore))
+    except (ValueError, RecursionError) as error:
         raise damaged(path, str(error), restore) from None
 
 

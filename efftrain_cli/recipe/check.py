@@ -44,7 +44,7 @@ def known_keys(cls: Any) -> dict[str, Key]:
         section = _section_class(info.annotation)
         description = info.description or ""
         if section is not None and not description:
-            description = section.__doc__.partition("\n\n")[0]
+            description = (section.__doc__ or "").partition("\n\n")[0]
         is_optional = type(None) in get_args(info.annotation) or info.default == ()
         keys[name] = Key(" ".join(description.split()), section, is_optional)
         if section is not None:

@@ -34,6 +34,7 @@ from efftrain_cli.foundation.files import (
     abandoned_in,
     discard,
     made_beside,
+    make_folder,
     temporary_beside,
 )
 from efftrain_cli.foundation.records import utc_now
@@ -160,17 +161,10 @@ class Run:
         Raises:
             UsageError: there is no such run.
             RunLockedError: another process owns it.
-            DiskError: it cannot be written to.
+            OSError: it cannot be written to.
         """
         path = existing_run(name)
-        try:
-            run = cls(path)
-        except OSError as error:
-            raise DiskError(
-                f"{error.filename or path}: {error.strerror}: the run cannot be continued"
-                " where nothing can be written\n"
-                "  make it writable, or copy the run to another disk and set EFFTRAIN_RUNS"
-            ) from None
+        run = cls(path)
         for left in abandoned_in(path / "checkpoints"):
             discard(left)
             run.event("removed", {"path": left.name, "reason": "left by an interrupted save"})
@@ -320,28 +314,20 @@ def new_run(
 
     Raises:
         UsageError: the name is taken or not allowed. Nothing is ever overwritten.
-        DiskError: the disk refused.
+        OSError: the disk refused.
     """
     path = run_path(name)
     if os.path.lexists(path):
         raise taken(name)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with made_beside(path) as temporary:
-            temporary.mkdir()
-            with Run(temporary) as run:
-                write_origin(temporary, origin)
-                if tokenizer is not None:
-                    shutil.copyfile(tokenizer, temporary / "tokenizer.json")
-                (temporary / "recipe.toml").write_text(recipe_toml, "utf-8")
-                yield run
-    except OSError as error:
-        if path.exists():
-            raise taken(name) from None
-        raise DiskError(
-            f"{error.filename}: {error.strerror}: no run can be made in {path.parent}\n"
-            "  make room, make it writable, or set EFFTRAIN_RUNS to another folder"
-        ) from None
+    make_folder(path.parent)
+    with made_beside(path) as temporary:
+        temporary.mkdir()
+        with Run(temporary) as run:
+            write_origin(temporary, origin)
+            if tokenizer is not None:
+                shutil.copyfile(tokenizer, temporary / "tokenizer.json")
+            (temporary / "recipe.toml").write_text(recipe_toml, "utf-8")
+            yield run
 
 
 def checkpoint_path(run: Path, step: int) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from efftrain_cli.foundation.files import write_whole
-from efftrain_cli.foundation.records import Record, damaged, parse_record, read_json
+from efftrain_cli.foundation.records import Record, check_record, damaged, read_json
 from efftrain_cli.run.lines import parse
 from efftrain_cli.run.small_files import cleaned
 
@@ -63,7 +63,7 @@ def read_results(run: Path) -> list[Result]:
         return []
     if not isinstance(entries, list):
         raise damaged(path, "it holds no list", Entry.restore)
-    records = [parse_record(path, json.dumps(entry), Entry) for entry in entries]
+    records = [check_record(path, entry, Entry) for entry in entries]
     return [cleaned(record.to_json()) for record in records]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import DiskError
+from efftrain_cli.foundation.files import disk_error
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.lines import JsonLines, read_lines
 from efftrain_cli.run.metrics import latest_rows
@@ -221,10 +222,12 @@ def test_a_run_that_cannot_be_written_to(tmp_path, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr("efftrain_cli.run.directory.JsonLines", refuse)
-    with pytest.raises(
-        DiskError, match=r"metrics\.jsonl: Read-only file system: the run cannot be continued"
-    ):
+    with pytest.raises(OSError) as raised:
         Run.open("r")
+    assert str(disk_error(raised.value)) == (
+        f"{tmp_path}/runs/r/metrics.jsonl: Read-only file system\n"
+        "  make room, or make it readable and writable; then give the command again"
+    )
 
 
 # --- a run directory that goes away ---------------------------------------------------------------

@@ -125,6 +125,11 @@ def test_verify_names_a_damaged_file(home, name):
     assert code == 3 and f"{run / name} is damaged" in message
 
 
+def test_a_file_name_that_is_not_utf_8_is_read_back(home):
+    with Run.create("r", "seed = 1\n", {"recipe": "a\udcff"}) as run:
+        assert read_origin(run.path)["recipe"] == "a\udcff"
+
+
 # --- wrong values ---------------------------------------------------------------------------------
 
 

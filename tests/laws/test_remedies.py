@@ -443,7 +443,6 @@ ELSEWHERE = {
     "no text is left for": "data/test_prepare.py",
     "no source of its standard library": "data/test_sources.py",
     "has no fp8 matrix units": "methods/test_chunked_accumulation.py",
-    "cannot be continued": "faults/test_refusals.py",
     "install a C compiler": "training/test_compiling.py",
     "raise the limit that `ulimit -n` shows": "laws/test_remedies.py",
     "lines are not rows": "run/test_rows.py",
