@@ -38,7 +38,9 @@ def prepare(
     as_json = format_ == "json"
     console = Console(stderr=True, highlight=False, quiet=quiet) if as_json else make_console()
     limits = preparing.limits_of(loaded)
-    corpus = preparing.prepare(loaded.data, limits=limits, verify=verify_data, console=console)
+    corpus = preparing.prepare(loaded.data, limits=limits, console=console)
+    if verify_data == "full":
+        corpus.verify(full=True)
     about = describe_corpus(loaded, corpus)
     if as_json:
         print_json(about)

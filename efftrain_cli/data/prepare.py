@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.building import Building
 from efftrain_cli.data.corpus import Corpus, open_corpus
@@ -26,7 +26,7 @@ from efftrain_cli.data.tokenizer import bpe_size, tokenizer_files
 from efftrain_cli.foundation.console import human_seconds
 from efftrain_cli.foundation.environment import cache_root
 from efftrain_cli.foundation.errors import DataError, UsageError
-from efftrain_cli.foundation.files import fsync
+from efftrain_cli.foundation.files import abandoned_in, discard, fsync
 from efftrain_cli.foundation.progress import Report, show_progress
 from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.foundation.signals import check_stop
@@ -42,7 +42,6 @@ def prepare(
     data: Data,
     *,
     limits: Limits | None = None,
-    verify: Literal["lazy", "full"] = "lazy",
     console: Console | None = None,
 ) -> Corpus:
     """Open the corpus that a recipe's `[data]` describes; make it if the cache has none.
@@ -52,7 +51,6 @@ def prepare(
 
     Args:
         limits: how much to prepare (`limits_of`); default: data.max_tokens, else all there is.
-        verify: "full" compares every token with its sha256; "lazy" compares sizes.
         console: shows the progress of a preparation, and nothing if the corpus is ready.
 
     Raises:
@@ -66,10 +64,7 @@ def prepare(
         with _progress(console) as tell, locked(folder, tell):
             if not folder.exists():
                 _build(folder, data, text, limits, tell)
-    corpus = _open(folder, data, text.notes)
-    if verify == "full":
-        corpus.verify(full=True)
-    return corpus
+    return _open(folder, data, text.notes)
 
 
 def _open(folder: Path, data: Data, notes: Sequence[str] = ()) -> Corpus:
@@ -140,6 +135,8 @@ def _build(
     """Make the corpus beside its place and rename it there. The caller holds the lock."""
     partial = folder.with_name(f"{folder.name}.partial")
     partial.mkdir(exist_ok=True)
+    for path in abandoned_in(partial):
+        discard(path)
     try:
         Building(partial, data, text, limits, tell).write()
     except DataError:
