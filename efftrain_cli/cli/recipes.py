@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -69,14 +68,11 @@ def list_recipes(
     longest = max(len(card["name"]) for card in cards)
     print(f"{'recipe':{longest}}  parameters  tokens")
     for card in cards:
-        parameters = _number(card.get("parameters_without_embeddings"))
-        line = f"{card['name']:{longest}}  {parameters:>10}  {_number(card['tokens']):>6}"
-        print(_cut(f"{line}  {card['mistake'] or card['summary']}"))
-
-
-def _number(value: object) -> str:
-    """Return a count in short; as it is written if it is no number, "?" if there is none."""
-    return human(value) if isinstance(value, int | float) else str(value or "?")
+        numbers = f"{'':10}  {'':6}"
+        if card["mistake"] is None:
+            parameters = human(card["parameters_without_embeddings"])
+            numbers = f"{parameters:>10}  {human(card['tokens']):>6}"
+        print(_cut(f"{card['name']:{longest}}  {numbers}  {card['mistake'] or card['summary']}"))
 
 
 def _cut(line: str) -> str:
@@ -289,53 +285,36 @@ def _value(value: Any) -> str:
 
 
 def summarize_recipe(name: str) -> dict[str, Any]:
-    """Return the values of a recipe that `recipes list` shows.
-
-    They are not checked: the list is quick, and names recipes with mistakes too.
-    """
-    from efftrain_cli.foundation.section import parse_count
+    """Return the values of a recipe that `recipes list` shows, or its first mistake."""
     from efftrain_cli.model.flops import inner_parameters
-    from efftrain_cli.recipe.draft import (
-        find_recipe,
-        first_comment,
-        read_recipe_file,
-        shipped_recipes,
-        shown_path,
-    )
-    from efftrain_cli.recipe.sections import Model, config_of
-    from efftrain_cli.recipe.toml import flatten
+    from efftrain_cli.recipe.draft import find_recipe, first_comment, shipped_recipes, shown_path
+    from efftrain_cli.recipe.recipe import load_recipe
+    from efftrain_cli.recipe.sections import config_of
 
     path = find_recipe(name)
-    own = path.resolve().parent != shipped_recipes()
     card: dict[str, Any] = {
         "name": name,
         "path": shown_path(path),
-        "own": own,
+        "own": path.resolve().parent != shipped_recipes(),
         "summary": "",
         "mistake": None,
     }
     try:
         card["summary"] = first_comment(path)
-        draft = read_recipe_file(name)
+        recipe = load_recipe(name)
     except RecipeError as error:
         mistake = str(error)
         if error.problems:
             mistake = f"{error.problems[0].source}: {error.problems[0].rule}"
         card["mistake"] = mistake.split("\n")[0]
         return card
-
-    values = flatten(draft.values)
-    for key in ("model.n_layer", "model.n_embd", "model.seq_len"):
-        card[key.removeprefix("model.")] = values.get(key)
-    for key in ("batch_size", "tokens"):
-        card[key] = values.get(f"train.{key}")
-
-    # A wrong value is shown as it is written, and leaves the number of parameters unknown.
-    with contextlib.suppress(ValueError):
-        card["tokens"] = parse_count(card["tokens"])
-    card["parameters_without_embeddings"] = None
-    with contextlib.suppress(ValueError, TypeError):
+    model = recipe.model
+    return card | {
+        "n_layer": model.n_layer,
+        "n_embd": model.n_embd,
+        "seq_len": model.seq_len,
+        "batch_size": recipe.train.batch_size,
+        "tokens": recipe.train.tokens,
         # Without embeddings any vocabulary gives the same number.
-        config = config_of(Model(**draft.values["model"]), 1)
-        card["parameters_without_embeddings"] = inner_parameters(config)
-    return card
+        "parameters_without_embeddings": inner_parameters(config_of(model, 1)),
+    }

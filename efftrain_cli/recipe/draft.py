@@ -174,12 +174,8 @@ def first_comment(path: Path) -> str:
 # --- reading --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """One file."""
-
-    values: dict[str, Any]
-    places: dict[str, str]
+_Layer = tuple[dict[str, Any], dict[str, str]]
+"""Values and places of one file."""
 
 
 def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
@@ -193,21 +189,20 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
     draft = Draft(recipe_name(name_or_path), files[0])
     layers = []
     while True:
-        layer = _read_layer(files[-1], draft.name)
-        layers.append(layer)
-        if "base" not in layer.values:
+        values, places = _read_layer(files[-1], draft.name)
+        layers.append((values, places))
+        if "base" not in values:
             break
-        base = layer.values.pop("base")
+        base = values.pop("base")
         try:
             files.append(_find_base(base, files))
         except RecipeError as error:
-            source = layer.places["base"]
-            problem = Problem("base", str(error), value=toml_value(base), source=source)
+            problem = Problem("base", str(error), value=toml_value(base), source=places["base"])
             raise RecipeError(report(draft.name, [problem]), [problem]) from None
     draft.bases = files[1:]
-    for layer in reversed(layers):
-        _merge(draft, draft.values, layer.values)
-        draft.places |= layer.places
+    for values, places in reversed(layers):
+        _merge(draft, draft.values, values)
+        draft.places |= places
     for override in overrides:
         apply_override(draft, override)
     return draft
@@ -234,8 +229,8 @@ def read_toml_file(path: Path) -> Draft:
     Raises:
         RecipeError: there is no such file, or it is not TOML.
     """
-    layer = _read_layer(path, path.stem, "study")
-    return Draft(path.stem, path, values=layer.values, places=layer.places)
+    values, places = _read_layer(path, path.stem, "study")
+    return Draft(path.stem, path, values=values, places=places)
 
 
 LARGEST = 1 << 20
@@ -288,7 +283,7 @@ def _read_layer(path: Path, name: str, kind: str = "recipe") -> _Layer:
     # A key without a line of its own, of a table in one line, stands where its table does.
     for key in flatten(values):
         places[key] = lines_of.get(_enclosing(key, lines_of), shown_path(path))
-    return _Layer(values, places | lines_of)
+    return values, places | lines_of
 
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([\w.-]+)\s*\]")

@@ -154,7 +154,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """Load a recipe by name or path, with what it inherits and with `key=value` overrides.
 
     Raises:
-        RecipeError: it is not found or breaks any rule; the message lists every breach at once.
+        RecipeError: it is not found, or breaks rules as `check_draft` lists them.
     """
     return check_draft(read_recipe_file(name_or_path, overrides))
 
@@ -163,7 +163,7 @@ def check_draft(draft: Draft) -> Recipe:
     """Return the recipe that a draft describes.
 
     Raises:
-        RecipeError: it breaks any rule; the message lists every breach at once.
+        RecipeError: it breaks rules. The message lists all wrong keys, else all wrong combinations.
     """
     return validated(draft, Recipe)
 

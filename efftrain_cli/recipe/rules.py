@@ -63,43 +63,30 @@ def _optim_rules(recipe: Sections) -> Problems:
             " the share of the budget that decays, usually 0.1 to 0.2"
         )
         yield "optim.decay_share", rule
-    if not schedule.has_plateau and optim.decay_share is not None:
-        rule = (
-            f'needs optim.schedule = "wsd"; with "{optim.schedule}" nothing reads it:'
-            " set it to false"
-        )
-        yield "optim.decay_share", rule
-    if not schedule.has_plateau and optim.decay_shape is not None:
-        yield (
-            "optim.decay_shape",
-            f'needs optim.schedule = "wsd"; with "{optim.schedule}" nothing reads it:'
-            " set it to false",
-        )
     if schedule.needs_warmup and not optim.warmup_steps:
         rule = (
             f'must be at least 1 with optim.schedule = "{optim.schedule}",'
             " whose decay is relative to the warmup"
         )
         yield "optim.warmup_steps", rule
-    matches_adamw = optim.muon_scale == "match_rms_adamw"
-    if optim.facts.has_muon_lr and optim.muon_lr is None and not matches_adamw:
+    facts = optim.facts
+    if facts.has_muon_lr and optim.muon_lr is None and optim.muon_scale != "match_rms_adamw":
         rule = (
             f'is needed with optim.name = "{optim.name}":'
             " the learning rate of the blocks' matrices, usually about 0.02;"
             ' or set optim.muon_scale = "match_rms_adamw", with which it is optim.lr'
         )
         yield "optim.muon_lr", rule
-    for key, value in (("muon_lr", optim.muon_lr), ("muon_scale", optim.muon_scale)):
-        if not optim.facts.has_muon_lr and value is not None:
-            yield (
-                f"optim.{key}",
-                f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false',
-            )
-    if not optim.facts.has_second_moment and optim.beta2_tokens is not None:
-        yield (
-            "optim.beta2_tokens",
-            f'needs a second moment, and "{optim.name}" has none: set it to false',
-        )
+    read = (
+        ("decay_share", optim.decay_share, 'optim.schedule = "wsd"', schedule.has_plateau),
+        ("decay_shape", optim.decay_shape, 'optim.schedule = "wsd"', schedule.has_plateau),
+        ("muon_lr", optim.muon_lr, 'optim.name = "muon"', facts.has_muon_lr),
+        ("muon_scale", optim.muon_scale, 'optim.name = "muon"', facts.has_muon_lr),
+        ("beta2_tokens", optim.beta2_tokens, "a second moment", facts.has_second_moment),
+    )
+    for key, value, reader, is_read in read:
+        if value is not None and not is_read:
+            yield f"optim.{key}", f"needs {reader}; nothing else reads it: set it to false"
     ouroboros = recipe.methods.get("ouroboros")
     late = ouroboros is not None and ouroboros.modules > 1
     if optim.z_loss and late:
