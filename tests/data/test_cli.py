@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from efftrain_cli.foundation.progress import show_progress
 from efftrain_cli.prepare import print_corpus
 from efftrain_cli.recipe.recipe import load_recipe
 from tests.conftest import python
@@ -99,20 +98,6 @@ def test_a_budget_beyond_the_corpus_is_refused_before_there_is_a_run(efftrain, r
 
 
 @pytest.mark.slow
-def test_repeating_is_allowed_by_the_key(efftrain, recipe):
-    efftrain(
-        "pretrain",
-        "--recipe",
-        recipe,
-        "--set",
-        "train.tokens=20_480",
-        "--set",
-        "data.repeat=true",
-        "--no-probe",
-    )
-
-
-@pytest.mark.slow
 def test_training_on_ready_shards_imports_little(efftrain, recipe, tmp_path):
     """Neither wandb nor datasets nor pandas, from the first import to the summary."""
     efftrain("prepare", "--recipe", recipe)
@@ -128,38 +113,6 @@ heavy = ("torch", "wandb", "datasets", "pandas", "pyarrow")
 print("heavy:", [name for name in heavy if name in sys.modules])
 """
     assert python(script, cwd=tmp_path).stdout.splitlines()[-1] == "heavy: ['torch']"
-
-
-def test_plain_lines_of_a_long_preparation(monkeypatch):
-    """A thousand reports over five minutes: a line when a part of the work begins, then one each
-    ten seconds."""
-    now = [0.0]
-    monkeypatch.setattr("efftrain_cli.foundation.progress.time.monotonic", lambda: now[0])
-    stream = io.StringIO()
-    with show_progress(Console(file=stream, highlight=False), "a heading", 10.0) as report:
-        report("training a tokenizer of 512 tokens", 0)
-        for number in range(1, 1001):
-            now[0] += 0.3
-            report("bytes tokenized", number * 1000)
-    lines = stream.getvalue().splitlines()
-    assert lines[:2] == [
-        "a heading",
-        "training a tokenizer of 512 tokens",
-    ]
-    assert 28 <= len(lines[2:]) <= 31
-    assert lines[-1].startswith("bytes tokenized: 9")
-
-
-def test_the_shares_of_a_mix_are_named(efftrain, recipe, tmp_path):
-    (tmp_path / "verse.txt").write_text("sheep cross the river at night\n" * 500)
-    text = RECIPE.replace(
-        'train = "book.txt"',
-        'sources = [{path = "book.txt", weight = 3}, {path = "verse.txt"}]',
-    )
-    (tmp_path / recipe).write_text(text)
-    shown = efftrain("prepare", "--recipe", recipe).stdout
-    assert "             75.0% book.txt: " in shown
-    assert "             25.0% verse.txt: " in shown
 
 
 def test_a_mix_is_printed_with_its_shares_and_epochs():

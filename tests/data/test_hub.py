@@ -139,15 +139,6 @@ def texts_of_source(source: Source) -> list[str]:
     return ["".join(document.pieces()) for document in documents]
 
 
-@pytest.mark.parametrize("windows, tokens", [(1022, 65_536), (1023, 131_072)])
-def test_two_windows_more_than_the_budget_are_prepared(windows, tokens):
-    """1,024 windows of 64 tokens are 2^16 tokens; one more needs the next power of two. 16 x 64 + 1
-    tokens validate."""
-    budget = ["train.batch_size=1", "eval.windows=16", f"train.tokens={64 * windows}"]
-    recipe = load_recipe("small", ["data.train=owner/name", "model.seq_len=64", *budget])
-    assert limits_of(recipe) == (tokens, 2048)
-
-
 @pytest.fixture
 def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Hub does not answer, and its libraries' caches are empty folders."""
@@ -197,16 +188,6 @@ def test_a_cached_dataset_is_read_without_network(tmp_path):
     assert texts_of(None) == [f"downloaded {i}" for i in range(3)]
     write_prepared_copy(tmp_path)
     assert texts_of(None) == [f"row {i}" for i in range(10)]
-
-
-def test_the_libraries_are_kept_from_the_hub_for_a_while():
-    import datasets
-    from huggingface_hub import constants
-
-    before = (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
-    with hub.hub_off():
-        assert datasets.config.HF_HUB_OFFLINE and constants.HF_HUB_OFFLINE
-    assert before == (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
 
 
 @pytest.mark.usefixtures("no_network")

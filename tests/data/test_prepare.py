@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import random
 import shutil
 import threading
 import time
@@ -16,12 +15,12 @@ from typing import Any
 import pytest
 
 from efftrain_cli.data import building
-from efftrain_cli.data import split as splitting
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.sections import Data
+from tests.conftest import python
 from tests.data.conftest import LINES, data, write_texts
 
 
@@ -89,14 +88,6 @@ def test_copies_of_a_document_stay_on_one_side(cache, stories):
     train, valid = split_texts(prepare(data(stories)))
     assert not set(train) & set(valid)
     assert len(train) + len(valid) == 6000 and len(valid) == 60
-
-
-def test_text_that_spells_the_end_of_text_does_not_end_it(cache, tmp_path):
-    path = tmp_path / "a.jsonl"
-    rows = [f"row {i} <|endoftext|> more {i}" for i in range(100)]
-    write_texts(path, rows)
-    train, valid = split_texts(prepare(data(path)))
-    assert sorted(train + valid) == sorted(rows)
 
 
 def test_recipes_share_a_corpus_and_equal_text_has_an_equal_hash(cache, book, tmp_path):
@@ -182,18 +173,6 @@ def test_bad_settings_cost_nothing(cache, book):
     assert not cache.exists()
 
 
-def test_a_mean_document_is_held_out_of_few(cache, tmp_path):
-    """25 files at 1 %: none is below 2 % of the text, so the first by hash that is no longer than
-    the mean is taken."""
-    for number in range(25):
-        (tmp_path / f"{number:02}.txt").write_text(LINES[number] * (30 if number < 5 else 20))
-    corpus = prepare(data(tmp_path))
-    train, valid = split_texts(corpus)
-    short = [LINES[number] * 20 for number in range(5, 25)]
-    first = min(short, key=lambda text: hashlib.sha256(text.encode()).digest())
-    assert valid == [first] and len(train) == 24
-
-
 def test_long_documents_do_not_fill_validation(cache, tmp_path):
     """Of 400 short documents and two of half the text each, 10 % by hash would be 41: a long one
     whose hash is among the smallest stays in training, so validation is short, and that is said."""
@@ -208,16 +187,6 @@ def test_long_documents_do_not_fill_validation(cache, tmp_path):
     assert len(valid) == 40 and max(map(len, valid)) < 100
     (note,) = corpus.notes
     assert note.startswith("validation has ") and "of the tokens, not 10.00%" in note
-
-
-def test_documents_are_held_out_as_long_as_there_is_room():
-    """The smallest 20 of 2,000; and around two that are too long, by hand."""
-    rng = random.Random(1)
-    ranks = sorted((rng.randrange(2**64), 10) for _ in range(2000))
-    threshold, too_long = splitting.choose(ranks, 20, room=400)
-    assert threshold == ranks[19][0] and too_long == ()
-    threshold, too_long = splitting.choose([(1, 500), (2, 10), (3, 500), (4, 10)], 2, room=20)
-    assert (threshold, too_long) == (4, (1, 3))
 
 
 def test_a_tokenizer_that_cannot_reach_its_vocabulary_says_so(cache, tmp_path):
@@ -265,3 +234,19 @@ def test_the_novels_with_gpt2s_own_tokens(cache, shared_data):
     assert round((corpus.valid.tokens - 3) / 1e6, 2) == 0.30
     assert (corpus.vocab_size, corpus.eot_id, corpus.manifest["overlap"]) == (50257, 50256, 0)
     corpus.verify()
+
+
+@pytest.mark.slow
+def test_a_long_text_takes_no_more_memory_than_a_short_one(tmp_path):
+    """40 MB in one file; kilobytes on Linux."""
+    script = """
+import resource, sys
+from efftrain_cli.data.prepare import prepare
+from efftrain_cli.recipe.sections import Data
+prepare(Data(train=sys.argv[1], tokenizer="bpe:600"))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    (tmp_path / "long.txt").write_text("".join(LINES) * (40_000_000 // len("".join(LINES))))
+    cache = str(tmp_path / "cache")
+    peak = int(python(script, str(tmp_path / "long.txt"), EFFTRAIN_CACHE=cache).stdout)
+    assert peak < 200_000

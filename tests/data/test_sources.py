@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from efftrain_cli.data.corpus import Corpus, Part, apportion
+from efftrain_cli.data.corpus import Corpus, Part
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.sources import Source, find_sources, stdlib_files
 from efftrain_cli.data.tokenizer import load_tokenizer
@@ -100,15 +100,6 @@ def test_a_folder_of_splits_is_not_read_as_one_text(tmp_path):
     assert len(find_sources(Data(train=f"{corpus}/**/*")).sources) == 3
 
 
-def test_a_folder_that_changes_while_it_is_listed_is_named(tmp_path, monkeypatch):
-    def gone(self: Path, pattern: str) -> list[Path]:
-        raise FileNotFoundError(2, "No such file or directory", str(self / "part-7"))
-
-    monkeypatch.setattr(Path, "rglob", gone)
-    with pytest.raises(DataError, match=r"data\.train = .*No such file or directory: .*part-7"):
-        find_sources(Data(train=str(tmp_path)))
-
-
 def test_hub_names():
     (source,) = find_sources(Data(train="owner/name", split="extra", revision="v2")).sources
     assert source == Source("owner/name", "hub", False, revision="v2", split="extra")
@@ -158,12 +149,6 @@ def test_the_library_is_source_without_tests():
 def documents_of(ids: np.ndarray, corpus: Corpus) -> list[list[int]]:
     ends = np.flatnonzero(ids == corpus.eot_id)
     return [part.tolist()[:-1] for part in np.split(ids, ends + 1)[:-1]]
-
-
-def test_shares_add_up():
-    assert apportion([1, 1, 1], 10) == [4, 3, 3]
-    assert apportion([0.7, 0.2, 0.1], 10_000) == [7000, 2000, 1000]
-    assert sum(apportion([3.3, 0.01, 7.7, 1e-3], 997)) == 997
 
 
 def test_a_mix_is_a_function_of_position(tmp_path):
@@ -268,10 +253,3 @@ def test_warnings_of_little_text(tmp_path):
     assert epochs.startswith("the run reads the text 51 times")
     (few,) = data_warnings(windows, 100, 1)
     assert few.startswith("validation is on 1 window only")
-
-
-def test_a_tokenizer_that_cannot_reach_its_vocabulary_says_so(tmp_path):
-    (tmp_path / "a.txt").write_text("".join(LINES[:30]))
-    corpus = prepare(Data(train=str(tmp_path / "a.txt"), tokenizer="bpe:5000", valid_fraction=0.2))
-    (note,) = corpus.notes
-    assert "too few pairs for 5,000 tokens; the vocabulary has " in note

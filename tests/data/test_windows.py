@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -28,17 +27,6 @@ def counting_shards(folder: Path, tokens: int, *, shard_tokens: int = 1 << 26) -
 
 def plan(batch_size: int, seq_len: int, start: int, sequences_per_window: int = 1) -> StepPlan:
     return StepPlan(1, 0.0, batch_size, seq_len, 1, start, sequences_per_window, (), False)
-
-
-def test_permutations_of_few_numbers_are_even():
-    """Over many keys every number comes first about equally often: 5 numbers, 5,000 keys, expected
-    1,000 +- 28 each."""
-    rng = np.random.default_rng(0)
-    firsts = [
-        int(permute(np.arange(1), 5, rng.integers(0, 2**63, 8).astype(np.uint64))[0])
-        for _ in range(5000)
-    ]
-    assert np.all(np.abs(np.bincount(firsts, minlength=5) - 1000) < 5 * 28)
 
 
 def test_order_is_not_the_order_of_the_text():
@@ -128,12 +116,6 @@ def test_a_rank_without_a_sequence_gets_none_wherever_the_step_begins(tmp_path):
     assert [len(windows.batch(step, rank, 4).tokens) for rank in range(4)] == [2, 2, 1, 0]
 
 
-def test_too_long_sequences_are_a_bug(tmp_path):
-    windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
-    with pytest.raises(ValueError, match="3 sequences of 24"):
-        windows.batch(plan(6, 24, 0, sequences_per_window=3))
-
-
 def test_validation_is_fixed_spread_and_without_overlap(tmp_path):
     shards = counting_shards(tmp_path, 5001)
     rows = Windows(shards, 64, seed=1).validation(10)
@@ -167,16 +149,3 @@ def test_a_budget_of_more_than_one_epoch_needs_permission(tmp_path):
         windows.check_budget(250, Data())
     assert refused.value.exit_code == 2
     assert windows.check_budget(250, Data(repeat=True)) == 2.5
-
-
-def test_a_batch_costs_little(tmp_path):
-    """Best of many, so that a busy machine does not fail it; the bound is ten times what it takes
-    alone."""
-    windows = Windows(counting_shards(tmp_path, 200_000), 256, seed=1)
-    windows.batch(plan(8, 256, 0))
-    seconds = []
-    for step in range(1, 50):
-        begin = time.process_time()
-        windows.batch(plan(8, 256, 8 * step))
-        seconds.append(time.process_time() - begin)
-    assert min(seconds) < 0.0003

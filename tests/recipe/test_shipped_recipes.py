@@ -26,22 +26,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_promised_recipes_are_there():
-    promised = set(
-        [
-            "quickstart",
-            "small",
-            "small-muon",
-            "small-wsd",
-            "gpt2-117m",
-            "gpt2-117m-large-batch",
-            "gpt2-1.5b",
-            "gpt3-125m",
-        ]
-    )
-    assert promised <= {path.stem for path in FILES}
-
-
 @pytest.mark.parametrize(
     ("name", "base", "method"),
     [
