@@ -91,7 +91,7 @@ def shift_of(
     elif abs(logs.mean()) > span:
         why = BEYOND
         logs = np.full_like(logs, math.copysign(span, logs.mean()))
-    return Shift(slope, math.sqrt(variance) / slope, logs, why)
+    return Shift(slope, math.sqrt(variance) / abs(slope), logs, why)
 
 
 def exponentials(mean: float, half: float) -> tuple[float, float, float]:

@@ -148,8 +148,7 @@ def close(
     """Return a claim as a look leaves it: closed if it is decided, or given up as hopeless."""
     if row.closed:
         return row
-    arms = {arm.name: arm for arm in plan.arms}
-    if arms[row.arm].points != plan.arms[0].points:
+    if plan.points(row.arm) != plan.points(plan.arms[0].name):
         return unjudged(row, UNEQUAL)
     is_decided = row.verdict not in ("", "undecided")
     is_hopeless = row.p > plan.give_up and row.n >= HOPELESS_FROM

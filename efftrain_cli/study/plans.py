@@ -150,6 +150,10 @@ class Plan:
         """The other arms, at each size."""
         return [arm for arm in self.arms if arm.name != self.arms[0].name]
 
+    def points(self, name: str) -> list[int]:
+        """Return the number of settings that an arm is tuned over, at each size."""
+        return [arm.points for arm in self.arms if arm.name == name]
+
     @property
     def varied(self) -> set[str]:
         """Keys that tuning varies."""
@@ -206,6 +210,8 @@ class Tuning:
 
     seeds: Text
     grid: Grid
+    sizes: tuple[Text, ...] = ()
+    """Sizes at which the arms are tuned; larger ones carry rates on by N^(-1/3). Default: all."""
 
 
 @checked(frozen=True, kw_only=True, config=SECTION)
@@ -284,6 +290,7 @@ def plan_of(
     values.pop("question")
     if not study.sizes:
         del values["sizes"], values["tokens_per_parameter"], values["branches"]
+        values.pop("tuning.sizes", None)
     if study.command:
         check_command(study.command, len(study.arms))
         check_metric(study.metric)
@@ -354,8 +361,10 @@ def arms_at_sizes(
             study.branches,
             parse_seeds(size.seeds) if size.seeds else (),
         )
-        prefix = f"{arm.prefix}-{size.name}"
-        arms.append(replace(arm, prefix=prefix, settings=settings, size=resolved))
+        sized = replace(arm, prefix=f"{arm.prefix}-{size.name}", settings=settings, size=resolved)
+        if study.tuning and study.tuning.sizes and size.name not in study.tuning.sizes:
+            sized = replace(sized, grid={})
+        arms.append(sized)
     return arms
 
 
@@ -383,6 +392,9 @@ def breaches(study: Study) -> Iterator[tuple[str, str]]:
         if len(own) < 2:
             yield f"sizes.{number}.seeds", "must be two or more: one pair supports no claim"
         seeds |= own
+    tuned = study.tuning.sizes if study.tuning else ()
+    if tuned and [*tuned] != [size.name for size in sizes[: len(tuned)]]:
+        yield "tuning.sizes", "must be the first sizes, in their order: rates are carried upwards"
     if len({size.name for size in sizes}) < len(sizes):
         yield "sizes", "must have a name of their own each"
     if len({*study.branches}) < len(study.branches) or min(study.branches) <= 0:

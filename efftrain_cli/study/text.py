@@ -105,7 +105,8 @@ def check_judgeable(plan: Plan) -> None:
     Raises:
         UsageError: no arm can be judged.
     """
-    if all(arm.points != plan.arms[0].points for arm in plan.others):
+    of_base = plan.points(plan.arms[0].name)
+    if all(plan.points(arm.name) != of_base for arm in plan.others):
         raise UsageError(
             f"study {plan.name} cannot be judged: every arm is {UNEQUAL}\n"
             "  give all arms grids of equally many settings"

@@ -108,6 +108,12 @@ WRONG = [
     ("optim.warmup_steps=16", "", "", "lie beyond the warmup of 16 steps"),
     ("", 'name = "narrow"', 'name = "wide"', "a name of their own"),
     ("", 'tokens = 10_240\nseeds = "3"', "tokens = 10_240", "one pair supports no claim"),
+    (
+        "",
+        f'{TUNED}sizes = ["wide"]\n[[arms]]',
+        "[[arms]]",
+        "must be the first sizes",
+    ),
     ("", 'sizes = "1M to 2M"', "", 'write sizes as "0.1M..1.6M x2"'),
 ]
 
@@ -138,7 +144,8 @@ class Losses(Fake):
         size = 1000.0 * recipe.model.n_embd
         lead = math.log(self.gain) if "-b-" in trial.name else 0.0
         final = 8 - 0.3 * (math.log(recipe.train.tokens * size) + lead)
-        final += 0.001 * math.sin(trial.seed + recipe.train.tokens) - recipe.optim.lr
+        noise = math.sin(trial.seed * (2 + ("-b-" in trial.name)) + recipe.train.tokens)
+        final += 0.001 * noise - recipe.optim.lr
         status = "diverged" if trial.name == self.failed else "finished"
         settings = {
             "optim.schedule": "wsd",
@@ -198,6 +205,26 @@ def test_rates_are_tuned_per_size_and_arm_at_the_middle_budget(folder):
     assert "s-b-wide-lr0.002-at30-seed5" in losses.trained
     budgets = {trial.arm: recipe_of(trial).train.tokens for trial in tuning(plan)}
     assert budgets == {"a narrow": 10_240, "a wide": 20_480, "b narrow": 10_240, "b wide": 20_480}
+
+
+def test_rates_are_carried_to_sizes_that_are_not_tuned(folder):
+    """Arm b prefers .002; wide has 3.1 times the parameters of narrow, whose cube root is 1.45."""
+    losses = Losses(1.5)
+    plan = plan_of(folder, STUDY + TUNED + 'sizes = ["narrow"]\n')
+    comparison = conducted(plan, losses)
+    narrow, wide = (arm.size.parameters for arm in plan.baselines)
+    rate = f"{0.002 * (narrow / wide) ** (1 / 3):.3g}"
+    assert f"s-b-wide-lr{rate}-trunk-seed5" in losses.trained
+    assert {trial.arm for trial in tuning(plan)} == {"a narrow", "b narrow"}
+    assert comparison.verdicts[0].p < 1, "both arms are tuned alike"
+
+
+def test_the_rule_that_carries_rates_is_checked_at_the_next_tuned_size(folder):
+    third = '[[sizes]]\nname = "wider"\nset = ["model.n_embd=96"]\ntokens = 40_960\n\n[[arms]]'
+    text = STUDY.replace("[[arms]]", third, 1) + TUNED + 'sizes = ["narrow", "wide"]\n'
+    caveats = conducted(plan_of(folder, text), Losses(1.5)).caveats
+    (note,) = [caveat for caveat in caveats if caveat.startswith("b wide: carried")]
+    assert note.startswith("b wide: carried from narrow 0.00138") and note.endswith("best 0.002")
 
 
 def tuning(plan: Plan) -> list[Trial]:
