@@ -29,7 +29,9 @@ from benchmarks.gpu.measuring import Bench, Training, repeated
 from benchmarks.gpu.peer import peer
 from benchmarks.gpu.process import NeedsCuda, Note
 from efftrain_cli.bench import phase_seconds
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.training.build import build_state
+from efftrain_cli.training.checkpoint import copies_of
 from efftrain_cli.training.compiling import compile_seconds
 
 LARGE = "train.batch_size=512"
@@ -311,12 +313,19 @@ def checkpoint(bench: Bench, note: Note) -> None:
     note(disk_free_gb=free / 1e9)
     if free < 25e9 and not bench.smoke:
         raise RuntimeError("too little room on the disk for 19 GB")
-    bench.wait()
+    tensors = training.state.weights() | training.state.optimizer.tensors()
+    host: Tensors = {}
+    for which in ("first_copy_seconds", "stops_training_seconds"):  # the first allocates the memory
+        bench.wait()
+        start = time.perf_counter()
+        copies_of(tensors, host)
+        bench.wait()
+        note(**{which: time.perf_counter() - start})
     start = time.perf_counter()
     training.save(path)
     seconds = time.perf_counter() - start
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    note(stops_training_seconds=seconds, gigabytes=size / 1e9, gb_per_second=size / 1e9 / seconds)
+    note(written_seconds=seconds, gigabytes=size / 1e9, gb_per_second=size / 1e9 / seconds)
     shutil.rmtree(path)
 
 

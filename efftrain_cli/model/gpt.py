@@ -479,6 +479,7 @@ class GPT(nn.Module):
                     x,
                     scale,
                     use_reentrant=False,
+                    preserve_rng_state=False,  # blocks draw no random numbers
                 )
             else:
                 out = run_block(block, x, scale)

@@ -177,6 +177,7 @@ def test_no_step_reads_from_the_device(method, windows, monkeypatch):
     steps = train(state, recipe, windows, windows.validation(2))
     for _ in range(4):
         next(steps)
+    monkeypatch.setattr(torch, "get_rng_state", None)  # a copy from the device
     with Reads() as reads:
         # No operation of a CPU's tensor.
         monkeypatch.setattr(torch.Tensor, "tolist", lambda _: reads.noted.append("") or (1, 1, 1))
