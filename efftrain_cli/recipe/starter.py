@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from efftrain_cli.recipe.draft import is_path, parse_override, read_recipe_file
-from efftrain_cli.recipe.recipe import check_draft
+from efftrain_cli.recipe.recipe import check_draft, methods_among
 from efftrain_cli.recipe.toml import toml_lines, toml_value
 
 _TEMPLATE = """\
@@ -19,8 +19,8 @@ _TEMPLATE = """\
 #
 # Keys that are not here come from the base.
 base = {base}
-{lines}
-
+"""
+_EXAMPLE = """
 # A method is on if its section is present; `efftrain recipes list` shows recipes of each.
 # For example:
 # [seq_len_warmup]
@@ -46,8 +46,11 @@ def starter(name: str, base: str, overrides: Sequence[str], comments: Mapping[st
         _copy(draft.values, values, parse_override(override)[0].split("."))
     if is_path(base):
         base = os.path.relpath(base, "recipes")
-    lines = "\n".join(toml_lines(values, comments))
-    return _TEMPLATE.format(name=name, base=toml_value(base), lines=lines)
+    text = _TEMPLATE.format(name=name, base=toml_value(base))
+    text += "".join(f"{line}\n" for line in toml_lines(values, comments))
+    if not methods_among(values):
+        text += _EXAMPLE
+    return text
 
 
 def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from efftrain_cli.prepare import print_corpus
-from efftrain_cli.recipe.recipe import load_recipe
 from tests.conftest import python
 from tests.data.conftest import write_texts
 
@@ -115,53 +111,13 @@ print("heavy:", [name for name in heavy if name in sys.modules])
     assert python(script, cwd=tmp_path).stdout.splitlines()[-1] == "heavy: ['torch']"
 
 
-def test_a_mix_is_printed_with_its_shares_and_epochs():
-    """Weights 3 and 1 are shares of 75 and 25 %."""
-    side = {"sources": ["a.txt", "b.txt"], "documents": 1, "bytes": 2_000, "tokens": 1_000}
-    about = {
-        "train": side,
-        "valid": side,
-        "split": "cut",
-        "tokenizer": "bpe:300",
-        "vocab_size": 300,
-        "eot_id": 0,
-        "bytes_per_token": 2.0,
-        "overlap": 0,
-        "skipped": 2,
-        "empty": 1,
-        "windows_per_epoch": 40,
-        "windows_needed": 60,
-        "epochs": 1.5,
-        "mix": [
-            {"path": "a.txt", "weight": 3.0, "tokens": 1_500, "epochs": 0.9},
-            {"path": "b.txt", "weight": 1.0, "tokens": 200, "epochs": 1.5},
-        ],
-        "limits": {"train": 4_096, "valid": 1_024},
-        "validation_windows": 3,
-        "problems": [],
-        "warnings": ["the text is short"],
-        "folder": "/cache/corpora/x",
-    }
-    stream = io.StringIO()
-    recipe = load_recipe("small", ["eval.windows=4"])
-    console = Console(file=stream, soft_wrap=True, highlight=False)
-    print_corpus(console, recipe, about, train_command="efftrain pretrain")
-    lines = stream.getvalue().split("\n")
-    for line in (
-        "training    1 document, 2 kB, 1,000 tokens",
-        "overlap     0 documents both trained and validated on",
-        "rows        1 without text and 2 that cannot be read are left out",
-        (
-            "windows     40 of 256 tokens an epoch; validation on 3, 4 were asked for: the text is"
-            " short"
-        ),
-        "budget      60 windows: 1.50 epochs of the source read most often",
-        "             75.0% a.txt: 1,500 tokens, 0.90 epochs",
-        "             25.0% b.txt: 200 tokens, 1.50 epochs",
-        "warning: the text is short",
-    ):
-        assert line in lines
-    assert lines[-3:] == ["next", "  efftrain pretrain", ""]
+def test_the_shares_of_a_mix_are_named(efftrain, recipe, tmp_path):
+    (tmp_path / "verse.txt").write_text("sheep cross the river at night\n" * 500)
+    sources = 'sources = [{path = "book.txt", weight = 3}, {path = "verse.txt"}]'
+    (tmp_path / recipe).write_text(RECIPE.replace('train = "book.txt"', sources))
+    shown = efftrain("prepare", recipe).stdout
+    assert "             75.0% book.txt: " in shown
+    assert "             25.0% verse.txt: " in shown
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from efftrain_cli.data.prepare import prepare
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.training.session import prepare_session
-from tests.damage import flip, flips
+from tests.damage import flip
 from tests.data.conftest import data
 
 
@@ -39,26 +39,6 @@ def test_ids_come_back_and_a_file_is_nothing_else(tmp_path, vocab_size, dtype):
     assert shards.ids[0].dtype == dtype_for(vocab_size) == dtype
     content = (tmp_path / "train-00000.bin").read_bytes()
     assert content == np.array([1, 2, vocab_size - 1], dtype=dtype).tobytes()
-
-
-def test_shards_read_as_one(tmp_path):
-    """Every stretch of every length, over joints too; a shard may be shorter than a stretch."""
-    whole = list(range(10, 46))
-    shards = write(tmp_path, whole[:8], whole[8:10], whole[10:19], whole[19:])
-    assert shards.tokens == 36
-    for length in (1, 4, 11, 36):
-        starts = list(range(36 - length + 1))
-        assert shards.read(starts, length).tolist() == [whole[s : s + length] for s in starts]
-    assert shards.read([3], 2).dtype == np.int64
-
-
-def test_every_flipped_bit_is_seen(tmp_path):
-    """200 random bits."""
-    shards = write(tmp_path, list(range(8, 258)))
-    for _ in flips(tmp_path / "train-00000.bin", 200):
-        with pytest.raises(DataError, match="not those that were written"):
-            shards.verify({})
-    shards.verify({})
 
 
 def test_ids_beyond_the_vocabulary_are_refused_when_written(tmp_path):

@@ -219,24 +219,6 @@ def test_batches_are_written_in_order_whichever_ends_first(cache, stories, monke
 
 
 @pytest.mark.slow
-def test_the_novels_with_gpt2s_own_tokens(cache, shared_data):
-    """23 and 3 books; 3.59 and 0.30 million tokens, as counted when the folder was put together."""
-    books = shared_data / "classic_books"
-    corpus = prepare(
-        Data(
-            train=str(books / "train"),
-            valid=str(books / "valid"),
-            tokenizer=str(shared_data / "gpt2_tokenizer"),
-        )
-    )
-    assert (corpus.train.documents, corpus.valid.documents) == (23, 3)
-    assert round((corpus.train.tokens - 23) / 1e6, 2) == 3.59
-    assert round((corpus.valid.tokens - 3) / 1e6, 2) == 0.30
-    assert (corpus.vocab_size, corpus.eot_id, corpus.manifest["overlap"]) == (50257, 50256, 0)
-    corpus.verify()
-
-
-@pytest.mark.slow
 def test_a_long_text_takes_no_more_memory_than_a_short_one(tmp_path):
     """40 MB in one file; kilobytes on Linux."""
     script = """
