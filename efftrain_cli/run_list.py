@@ -100,7 +100,8 @@ def glance_at_runs(
         if name not in owned:
             entries.append((written_at(root / name), name, partial(glance, root / name)))
     for group in groups:
-        written = max((written_at(root / run) for run in group.runs), default=0.0)
+        times = [written_at(root / run) for run in group.runs]
+        written = max(times, default=time.time())
         entries.append((written, group.name, partial(glance_at_group, root, group, written)))
     if sort == "age":
         entries.sort(key=lambda entry: -entry[0])

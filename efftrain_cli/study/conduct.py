@@ -52,7 +52,7 @@ def conduct(
         EfftrainError: as `register` and `Runner.train`.
     """
     make_folder(plan.folder)
-    with contextlib.closing(take_lock(plan.folder / "lock")):
+    with take_lock(plan.folder / "lock"):
         path = plan.folder / "plan.json"
         races = count_race(plan) if plan.is_race else 1
         registered = register(path, plan.values).registered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import random
 import re
@@ -11,6 +10,7 @@ import pytest
 
 from efftrain_cli.compare.judge import Claim
 from efftrain_cli.foundation.errors import RunLockedError, StoppedError, UsageError
+from efftrain_cli.run.lock import take_lock
 from efftrain_cli.study.conduct import UNEQUAL, conduct
 from efftrain_cli.study.plans import read_study
 from efftrain_cli.study.race import race_plan
@@ -127,13 +127,15 @@ def test_race_k_against_a_baseline_multiplies_its_p_by_k(folder):
 
 
 def test_two_at_once_on_one_folder(folder):
-    plan = race_plan(["a.toml", "b.toml"], DIFFERENT, [3])
-    plan.folder.mkdir(parents=True)
-    with (plan.folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RunLockedError) as error:
-            conduct(plan, Fake(normal), quiet)
-    assert error.value.exit_code == 7
+    """A race and a study: the second start exits with 7, and trains nothing."""
+    (folder / "s.toml").write_text(STUDY)
+    race = race_plan(["a.toml", "b.toml"], DIFFERENT, [3])
+    for plan in (race, read_study(folder / "s.toml")):
+        plan.folder.mkdir(parents=True)
+        runner = Fake(normal)
+        with take_lock(plan.folder / "lock"), pytest.raises(RunLockedError) as error:
+            conduct(plan, runner, quiet)
+        assert error.value.exit_code == 7 and not runner.asked
 
 
 def test_tuning_comes_first_on_seeds_of_its_own(folder):
