@@ -117,44 +117,21 @@ def test_recipes_are_found_in_a_wheel(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     for name in ("efftrain_cli", "recipes"):
-        shutil.copytree(
-            REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(REPOSITORY / name, source / name)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / name, source)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(tmp_path),
-    ]
-    built = subprocess.run(
-        [*command, str(source)], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert built.returncode == 0, built.stderr
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--wheel-dir", tmp_path, source], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     shutil.rmtree(source)
-    (tmp_path / "work").mkdir()
-    for command in (["recipes", "list"], ["recipes", "show", "gpt2-117m-large-batch"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "efftrain_cli", *command],
-            cwd=tmp_path / "work",
-            env={"PYTHONPATH": str(tmp_path / "installed"), "PATH": "/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert str(tmp_path / "installed") in done.stdout or command[1] == "list"
-        if command[1] == "list":
-            header, *lines = done.stdout.splitlines()
-            assert header == "recipe"
-            assert [line.split()[0] for line in lines] == sorted(path.stem for path in FILES)
+    shown = subprocess.run(
+        [sys.executable, "-m", "efftrain_cli", "recipes", "list"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "installed"), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert [line.split()[0] for line in shown[1:]] == sorted(path.stem for path in FILES)
