@@ -263,6 +263,7 @@ def _read_layer(path: Path, name: str, kind: str = "recipe") -> _Layer:
         RecipeError: a line is not TOML. Nothing can be said of the rest before it is.
     """
     text = _text(path)
+    file = shown_path(path)
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -275,14 +276,14 @@ def _read_layer(path: Path, name: str, kind: str = "recipe") -> _Layer:
             key="",
             rule=f"not TOML: {rule[:1].lower()}{rule[1:]}; {_TOML_HINT}",
             value=lines[number - 1].strip()[:100] or None,
-            source=f"{shown_path(path)}:{number}",
+            source=f"{file}:{number}",
         )
         raise RecipeError(report(name, [problem], kind), [problem]) from None
-    lines_of = _places_in(text, shown_path(path))
+    lines_of = _places_in(text, file)
     places = {}
     # A key without a line of its own, of a table in one line, stands where its table does.
     for key in flatten(values):
-        places[key] = lines_of.get(_enclosing(key, lines_of), shown_path(path))
+        places[key] = lines_of.get(_enclosing(key, lines_of), file)
     return values, places | lines_of
 
 
