@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from efftrain_cli.compare.arms import group_runs
 from efftrain_cli.compare.comparison import Comparison, compare
 from efftrain_cli.compare.grids import edge_notes, grid_frame, grid_lines
 from efftrain_cli.foundation.console import table_lines
+from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.run.directory import runs_root
+from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.reading import Run
-from efftrain_cli.trials.costs import costs_of, disk_lines
-from efftrain_cli.trials.trial import Trial, recipe_of, state_of
+from efftrain_cli.trials.trial import Runner, Trial, recipe_of, state_of
 
 NOT_GRIDS = ("train.tokens",)
 """Keys whose values are rungs of a ladder, not settings of which one is best."""
+Rows = Sequence[Mapping[str, object]]
 
 
 def folder_of(trials: Sequence[Trial], name: str | None) -> Path:
@@ -28,32 +30,16 @@ def folder_of(trials: Sequence[Trial], name: str | None) -> Path:
     return runs_root() / "sweeps" / f"{arms[:40]}-{digest[:6]}"
 
 
-def plan_rows(trials: Sequence[Trial]) -> list[dict[str, object]]:
-    """Return a row per run: its name, state and tokens."""
-    rows = []
-    for trial in trials:
-        row: dict[str, object] = {
-            "run": trial.name,
-            "state": state_of(trial),
-            "tokens": recipe_of(trial).train.tokens,
-        }
-        rows.append(row)
-    return rows
+def train_sweep(trials: Sequence[Trial], folder: Path, runner: Runner) -> list[Run]:
+    """Train the runs of a sweep.
 
-
-def plan_lines(trials: Sequence[Trial]) -> list[str]:
-    """Return the runs of a sweep, and what they still cost."""
-    rows = []
-    for row in plan_rows(trials):
-        cells = (
-            str(row["run"]),
-            str(row["state"]),
-            f"{row['tokens']:,}",
-        )
-        rows.append(cells)
-    costs = costs_of(trials)
-    table = table_lines(("run", "state", "tokens"), rows)
-    return [*table, str(costs), *disk_lines(costs)]
+    Raises:
+        RunLockedError: another process does.
+        EfftrainError: as `Runner.train`.
+    """
+    make_folder(folder)
+    with take_lock(folder / "lock"):
+        return runner.train(trials, "sweep")
 
 
 def compare_sweep(
@@ -62,10 +48,8 @@ def compare_sweep(
     target: float | None = None,
 ) -> Comparison | None:
     """Compare what a sweep trained; None if there is one recipe, and no setting to judge by."""
-    if len(group_runs(runs)) < 2:
-        return None
-    recipes = {run.arm for run in runs}
-    if len(recipes) == 1 and baseline is None:
+    is_one_recipe = len({run.arm for run in runs}) == 1 and baseline is None
+    if is_one_recipe or len(group_runs(runs)) < 2:
         return None
     return compare(runs, baseline=baseline, target=target)
 
@@ -76,35 +60,40 @@ def grid_text(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
     Args:
         keys: those with several values.
     """
-    keys = [key for key in keys if key not in NOT_GRIDS]
-    if not keys:
-        return []
-    groups = group_runs(runs)
-    frame = grid_frame(groups, keys)
+    frame = grid_frame(group_runs(runs), [key for key in keys if key not in NOT_GRIDS])
     return [*grid_lines(frame), *(f"note: {note}" for note in edge_notes(frame))]
 
 
-def run_rows(runs: Sequence[Run]) -> list[dict[str, object]]:
-    """Return a row per run: how it ended, and its final loss, None if it has none."""
-    rows: list[dict[str, object]] = []
-    for run in runs:
-        loss = run.final_loss if run.status == "finished" else None
-        rows.append(
-            {
-                "run": run.name,
-                "status": run.status,
-                "final_loss": loss,
-            }
-        )
+def planned_rows(trials: Sequence[Trial]) -> Rows:
+    """Return a row per run to train: its name, state and tokens."""
+    rows = []
+    for trial in trials:
+        tokens = recipe_of(trial).train.tokens
+        rows.append({"run": trial.name, "state": state_of(trial), "tokens": tokens})
     return rows
 
 
-def run_lines(runs: Sequence[Run]) -> list[str]:
-    """Return a line per run: how it ended."""
-    lines = []
+def ended_rows(runs: Sequence[Run]) -> Rows:
+    """Return a row per trained run: how it ended, and its final loss in nats per token, None if it
+    has none."""
+    rows = []
     for run in runs:
-        line = f"{run.name}: {run.status}"
-        if run.status == "finished":
-            line += f", val loss {run.final_loss:.4f} nats/token"
-        lines.append(line)
-    return lines
+        loss = run.final_loss if run.status == "finished" else None
+        rows.append({"run": run.name, "status": run.status, "final_loss": loss})
+    return rows
+
+
+def row_lines(rows: Rows) -> list[str]:
+    """Return rows as a table."""
+    texts = []
+    for row in rows:
+        cells = []
+        for value in row.values():
+            text = "-" if value is None else str(value)
+            if isinstance(value, int):
+                text = f"{value:,}"
+            elif isinstance(value, float):
+                text = f"{value:.4f}"
+            cells.append(text)
+        texts.append(tuple(cells))
+    return table_lines(tuple(rows[0]), texts)

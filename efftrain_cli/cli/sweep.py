@@ -33,13 +33,9 @@ from efftrain_cli.foundation.errors import UsageError
 )
 def sweep(
     recipes: Annotated[
-        list[str] | None,
+        list[str],
         Argument(help="Recipes to train.", metavar="RECIPE", autocompletion=recipe_names),
-    ] = None,
-    recipe: Annotated[
-        list[str] | None,
-        Option(help="The same, repeatable.", autocompletion=recipe_names),
-    ] = None,
+    ],
     seeds: Annotated[str, Option(help="0..4 (both included), 1,3,5 or 7.")] = "0..2",
     set_: Annotated[
         list[str] | None,
@@ -76,48 +72,36 @@ def sweep(
     from efftrain_cli import sweep as command
     from efftrain_cli.cli.judged import end_with_verdict, show
     from efftrain_cli.foundation.console import print_folded, print_json
-    from efftrain_cli.foundation.files import make_folder
-    from efftrain_cli.run.lock import take_lock
     from efftrain_cli.trials.array import ArrayWriter
+    from efftrain_cli.trials.costs import costs_of, disk_lines
     from efftrain_cli.trials.runner import TrialRunner
-    from efftrain_cli.trials.trial import (
-        Runner,
-        check_comparable,
-        grid,
-        parse_seeds,
-        parse_settings,
-    )
+    from efftrain_cli.trials.trial import Runner, check_trials, grid, parse_seeds, parse_settings
 
     settings = parse_settings(set_ or [])
-    trials = grid([*(recipes or []), *(recipe or [])], parse_seeds(seeds), settings, name)
-    check_comparable(trials)
+    trials = grid(recipes, parse_seeds(seeds), settings, name)
+    comparison = None
     if plan:
         if format_ not in ("table", "json"):
             raise UsageError(f"--format {format_} does not apply to a plan\n  give table or json")
-        if format_ == "json":
-            print_json(command.plan_rows(trials))
-        else:
-            print_folded("\n".join(command.plan_lines(trials)))
-        return
-    folder = command.folder_of(trials, name)
-    runner: Runner
-    if array:
-        runner = ArrayWriter(
+        check_trials(trials)
+        rows = command.planned_rows(trials)
+        costs = costs_of(trials)
+        lines = [*command.row_lines(rows), str(costs), *disk_lines(costs)]
+    else:
+        folder = command.folder_of(trials, name)
+        make = ArrayWriter if array else TrialRunner
+        runner: Runner = make(
             folder=folder, device=device, devices=devices, jobs=jobs, study=name or ""
         )
+        runs = command.train_sweep(trials, folder, runner)
+        comparison = command.compare_sweep(runs, baseline, target_loss)
+        rows = command.ended_rows(runs)
+        varied = [key for key, values in settings if len(values) > 1]
+        lines = command.grid_text(runs, varied) or command.row_lines(rows)
+    if comparison is not None:
+        show(comparison, format_, output, details=details, plot=plot)
+        end_with_verdict(comparison, fail_if)
+    elif format_ == "json":
+        print_json(rows)
     else:
-        runner = TrialRunner(folder, device=device, jobs=jobs, devices=devices, study=name or "")
-    make_folder(folder)
-    with take_lock(folder / "lock"):
-        runs = runner.train(trials, "sweep")
-    varied = [key for key, values in settings if len(values) > 1]
-    comparison = command.compare_sweep(runs, baseline, target_loss)
-    if comparison is None and format_ == "json":
-        print_json(command.run_rows(runs))
-    elif comparison is None:
-        lines = command.grid_text(runs, varied)
-        print_folded("\n".join(lines or command.run_lines(runs)))
-    if comparison is None:
-        return
-    show(comparison, format_, output, details=details, plot=plot)
-    end_with_verdict(comparison, fail_if)
+        print_folded("\n".join(lines))

@@ -107,7 +107,7 @@ WRONG_RECIPE = {
     "bench": "bench --recipe smal",
     "verify-resume": "verify-resume --recipe smal",
     "tune-warmup": "tune-warmup --recipe smal",
-    "sweep": "sweep --recipe smal",
+    "sweep": "sweep smal",
     "race": "race small smal",
     "recipes-show": "recipes show smal",
     "recipes-diff": "recipes diff small smal",
@@ -178,7 +178,7 @@ def test_a_wrong_value_answers_without_pytorch(root):
     "line",
     [
         "pretrain --recipe small --name=",
-        "sweep --recipe small --name ''",
+        "sweep small --name ''",
         "grow r --name=",
         "import folder --name=",
         "tune-warmup --recipe unstable-slw --name=",

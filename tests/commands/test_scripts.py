@@ -48,6 +48,6 @@ def test_quiet_prints_nothing(efftrain, tmp_path):
     trained = efftrain("pretrain --recipe tiny.toml -q", **cache)
     assert trained.stdout == ""
     assert (tmp_path / "runs" / "tiny-seed1234" / "metrics.jsonl").is_file()
-    swept = efftrain("sweep --recipe tiny.toml --seeds 1234,1235 -q --format json", **cache)
+    swept = efftrain("sweep tiny.toml --seeds 1234,1235 -q --format json", **cache)
     assert "val loss" not in swept.stderr and "training " not in swept.stderr, swept.stderr
     assert [run["status"] for run in json.loads(swept.stdout)] == ["finished"] * 2

@@ -121,7 +121,7 @@ FAULTS = {
     "F86 a run without checkpoints": Fault(
         "sample r --prompt x", lambda: shutil.rmtree("runs/r/checkpoints")
     ),
-    "F97 a billion seeds": Fault("sweep --recipe small --seeds 0..1000000000"),
+    "F97 a billion seeds": Fault("sweep small --seeds 0..1000000000"),
     "F97 a growth without end": Fault("grow r --operator depth:100000"),
     "F98 an unusable number": Fault(TRAIN, environment=(("WORLD_SIZE", "two"),)),
     "F98 an unusable folder": Fault(TRAIN, environment=(("EFFTRAIN_RUNS", "~nosuchuser/runs"),)),

@@ -76,7 +76,7 @@ def test_one_recipe_at_one_setting_is_a_line_a_run(folder):
     for trial in grid(["plain.toml"], (0, 1), []):
         write_trial(trial)
     lines = cli("sweep", "plain.toml", "--seeds", "0..1").stdout.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["plain-seed0", "plain-seed1"]
+    assert [line.split()[0] for line in lines] == ["run", "plain-seed0", "plain-seed1"]
 
 
 def test_rates_of_one_recipe_are_a_table(folder):
