@@ -108,6 +108,12 @@ def check_number_of_runs(runs: int) -> None:
         )
 
 
+VALUE = re.compile(
+    r"""(?:"[^"]*"|'[^']*'|\[(?:[^][]|\[[^]]*\])*\]|\{[^}]*\}|[^,])+""",
+)
+"""A value of several with commas between them; commas in brackets and quotes belong to it."""
+
+
 def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Parse `key=value,value` into a key and its values; commas inside brackets and quotes belong
     to a value.
@@ -119,10 +125,12 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
 
     found = {}
     for text in texts:
-        key, sign, values = text.partition("=")
+        key, _, values = text.partition("=")
         key = key.strip()
-        parts = _split(values)
-        if not sign or not key or not all(parts):
+        parts = VALUE.findall(values)
+        is_whole = ",".join(parts) == values
+        parts = [part.strip() for part in parts]
+        if not (key and parts and all(parts) and is_whole):
             raise UsageError(
                 f"--set {text!r} names no key and value\n"
                 "  give key=value or key=value,value, for example optim.lr=1e-3,2e-3"
@@ -133,7 +141,7 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
         if key in ("seed", "base"):
             raise UsageError(
                 f"--set {text!r}: {key} has its own option\n"
-                f"  use {'--seeds' if key == 'seed' else '--recipe'}"
+                f"  use {'--seeds' if key == 'seed' else 'a recipe with that base'}"
             )
         if key.startswith(NOT_COMPUTED) and len(parts) > 1:
             raise UsageError(
@@ -143,26 +151,6 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
             raise UsageError(f"--set {key} is given twice\n  give {key}=value,value")
         found[key] = parts
     return list(found.items())
-
-
-def _split(values: str) -> list[str]:
-    parts = [""]
-    depth = 0
-    quote = ""
-    for character in values:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        elif character in "[{":
-            depth += 1
-        elif character in "]}":
-            depth -= 1
-        if character == "," and not quote and not depth:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts]
 
 
 def grid(
@@ -176,8 +164,6 @@ def grid(
     Raises:
         UsageError: a recipe comes twice, or two recipes share a name.
     """
-    if not recipes:
-        raise UsageError("no recipe is given\n  name one or more")
     names = [Path(recipe).name.removesuffix(".toml") for recipe in recipes]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
@@ -200,7 +186,6 @@ def grid(
         overrides = tuple(f"{key}={value}" for key, value in point)
         run = run_name([*filter(None, words), f"seed{seed}"], overrides)
         trials.append(Trial(recipe, overrides, seed, run, arm=name))
-    check_names(trials)
     return trials
 
 

@@ -22,8 +22,8 @@ from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.trials import runner
 from efftrain_cli.trials.costs import Costs, costs_of
-from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
-from efftrain_cli.trials.trial import Trial, grid
+from efftrain_cli.trials.runner import TrialRunner, environments
+from efftrain_cli.trials.trial import Trial
 from tests.fake_runs import val_loss
 from tests.trials.stubs import Pretrain, both, plain, write_trial
 
@@ -54,59 +54,16 @@ def test_runs_of_a_study_are_listed_in_its_folder_once(folder):
     assert members.read_text() == "plain-seed0\nplain-seed1\n"
 
 
-def test_arguments(folder):
-    (trial,) = grid(["plain.toml"], (3,), [("optim.lr", ["1e-3"])])
-    words = pretrain_arguments(trial, "new", "cpu")
-    assert words == [
-        "pretrain",
-        "--device",
-        "cpu",
-        "--recipe",
-        "plain.toml",
-        "--seed",
-        "3",
-        "--name",
-        "plain-lr1e-3-seed3",
-        "--set",
-        "optim.lr=1e-3",
-    ]
-    again = ["--resume", "plain-lr1e-3-seed3", "--from-start"]
-    assert pretrain_arguments(trial, "unfinished", "cpu")[-3:] == again
-    assert pretrain_arguments(trial, "new", "cpu", 2)[:5] == [
-        "pretrain",
-        "--device",
-        "cpu",
-        "--devices",
-        "2",
-    ]
-    with pytest.raises(UsageError, match="give one of the two"):
-        TrialRunner(folder, jobs=2, devices=2)
-
-
-@pytest.mark.parametrize(
-    "code, message, exit_code",
-    [
-        (-9, "was ended by SIGKILL", 137),
-        (-11, "was ended by SIGSEGV", 139),
-        (3, "with exit code 3", 3),
-    ],
-)
-def test_how_a_run_ended_is_told(folder, code, message, exit_code):
-    """F95: a signal by its name, and 128 + n."""
-    trials = plain(0)
-    with pytest.raises(EfftrainError, match=f"plain-seed0 .*{message}") as raised:
-        make_runner(folder, Pretrain(trials, {"plain-seed0": code})).train(trials)
-    assert raised.value.exit_code == exit_code
-
-
 def test_a_stopped_sweep_continues_without_training_anything_twice(folder):
+    """A run that diverges is a result."""
     trials = both(0, 1)
-    first = Pretrain(trials, {"plain-seed1": 75})
+    first = Pretrain(trials, {"warm-seed0": 4, "plain-seed1": 75})
     with pytest.raises(StoppedError, match="plain-seed1 was stopped"):
         make_runner(folder, first).train(trials)
     assert first.calls == ["plain-seed0", "warm-seed0", "plain-seed1"]
     second = Pretrain(trials)
-    assert ends(make_runner(folder, second), trials) == ["finished"] * 4
+    found = ends(make_runner(folder, second), trials)
+    assert found == ["finished", "diverged", "finished", "finished"]
     assert second.calls == ["resume plain-seed1", "warm-seed1"]
     third = Pretrain(trials)
     make_runner(folder, third).train(trials)
@@ -122,6 +79,7 @@ def test_lines_count_all_runs_in_the_order_of_their_ends(folder, monkeypatch, ca
     launch = Pretrain(trials, {"plain-seed2": 4})
     launch.on_launch = lambda name: setattr(launch.children["warm-seed0"], "left", 9)
     make_runner(folder, launch, jobs=3).train(trials, "look 1")
+    assert launch.most == 3
     begun, *lines = capsys.readouterr().err.splitlines()
     assert begun == "look 1: 3 of 4 runs to train"
     ends = [line.rpartition(", ")[0] for line in lines if line.startswith("[")]
@@ -132,31 +90,18 @@ def test_lines_count_all_runs_in_the_order_of_their_ends(folder, monkeypatch, ca
     ]
 
 
-def test_as_many_runs_at_once_as_jobs_and_no_more(folder, monkeypatch):
-    cores(monkeypatch, 7)
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    trials = both(0, 1, 2)
-    launch = Pretrain(trials, polls=4)
-    assert ends(make_runner(folder, launch, jobs=3), trials) == ["finished"] * 6
-    assert launch.most == 3 and len(launch.calls) == 6
-    assert {environment["OMP_NUM_THREADS"] for environment in launch.environments} == {"2"}
-
-
-def test_threads_are_divided_and_never_more_than_the_user_allows(monkeypatch):
+def test_threads_are_divided_and_gpus_dealt_out(monkeypatch):
     cores(monkeypatch, 16)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert environments(4, "cpu") == [("cpu", {"OMP_NUM_THREADS": "3", "EFFTRAIN_JOBS": "4"})] * 4
     assert environments(8, "cpu")[0][1] == {"OMP_NUM_THREADS": "2", "EFFTRAIN_JOBS": "8"}
-    assert environments(1, "cpu") == [("cpu", {})]
     monkeypatch.setattr(runner, "_gpus", lambda: 2)
-    assert [device for device, _ in environments(4, "auto")] == [
-        "cuda:0",
-        "cuda:1",
-        "cuda:0",
-        "cuda:1",
-    ]
+    devices = [device for device, _ in environments(4, "auto")]
+    assert devices == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
     with pytest.raises(UsageError, match="use --jobs 16 or fewer"):
         environments(17, "cpu")
+    with pytest.raises(UsageError, match="give one of the two"):
+        TrialRunner(Path(), jobs=2, devices=2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -181,39 +126,21 @@ def test_a_signal_ends_all_runs_saved(folder, monkeypatch, number):
     assert signal.getsignal(number) == before
 
 
-def test_nohup_is_respected(folder):
-    (trial,) = plain(0)
-    launch = Pretrain([trial], polls=3)
-    launch.on_launch = lambda name: os.kill(os.getpid(), signal.SIGHUP)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert ends(make_runner(folder, launch), [trial]) == ["finished"]
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_a_run_that_diverges_is_a_result(folder):
-    trials = both(0)
-    assert ends(make_runner(folder, Pretrain(trials, {"plain-seed0": 4})), trials) == [
-        "diverged",
-        "finished",
-    ]
-    again = Pretrain(trials)
-    assert ends(make_runner(folder, again), trials) == ["diverged", "finished"]
-    assert again.calls == []
-
-
-def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(folder, monkeypatch):
+@pytest.mark.parametrize(
+    "code, message, exit_code",
+    [(6, "exit code 6", 6), (-9, "SIGKILL", 137), (-11, "SIGSEGV", 139)],
+)
+def test_a_failure_ends_all_with_its_exit_code(folder, monkeypatch, code, message, exit_code):
+    """F95: a signal by its name, and 128 + n; the other runs are saved."""
     cores(monkeypatch, 2)
     trials = both(0, 1)
-    launch = Pretrain(trials, {"plain-seed0": 6})
+    launch = Pretrain(trials, {"plain-seed0": code})
     launch.on_launch = lambda name: (
         setattr(launch.children[name], "left", 10**9) if name == "warm-seed0" else None
     )
-    with pytest.raises(EfftrainError, match="exit code 6") as error:
+    with pytest.raises(EfftrainError, match=f"plain-seed0 .*{message}") as error:
         make_runner(folder, launch, jobs=2).train(trials)
-    assert error.value.exit_code == 6
+    assert error.value.exit_code == exit_code
     assert "the last words" in str(error.value)
     assert launch.children["warm-seed0"].signals == [signal.SIGTERM]
 
@@ -336,14 +263,3 @@ def test_speed_is_that_of_finished_runs_of_the_same_model(folder):
     assert deeper == pytest.approx(1_503_360 / 238_848)
     narrower = rates.estimate_speed(load_recipe("plain.toml", ["train.batch_size=4"]))
     assert narrower == pytest.approx(10)
-
-
-def test_time_is_known_where_pretrain_knows_it(folder):
-    """Without a run of the model by the nearest bench: 320 rows, a block of 12 d^2 + 13 d and the
-    last norm of 2 d are N = 23,008, and 6 N + 12 x 32 x 32 FLOPs a token at 1.50336e6 a second are
-    10 tokens a second."""
-    recipe = load_recipe("plain.toml")
-    assert rates.seconds_left(recipe, 100) is None
-    rate()
-    assert rates.seconds_left(recipe, 100) == pytest.approx(10 + rates.START_SECONDS)
-    assert rates.seconds_left(recipe, 0) == 0
