@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from efftrain_cli.model.accumulator import Accumulator
 from efftrain_cli.model.linear import Arithmetic, NarrowLinear, fp8_matmul
-from efftrain_cli.model.narrow_matmul import scale_of, to_operand
+from efftrain_cli.model.narrow_matmul import to_operand
 
 NARROW = Accumulator(bits=4)
 
@@ -47,32 +47,6 @@ def test_a_role_changes_its_own_product_only(role, layer_and_data):
         number != role for number in range(4)
     ]
     assert 0.001 < float((have[role] - want[role]).norm() / want[role].norm()) < 0.2
-
-
-def test_the_fewer_bits_the_larger_the_error(layer_and_data):
-    linear, x, grad = layer_and_data
-    formats = ("fp8_e4m3", "fp8_e5m2")
-    want = results(NarrowLinear(linear, Arithmetic(*formats)), x, grad)
-    errors = {}
-    for bits in (6, 7):
-        narrow = Accumulator(bits=bits, chunk=64)
-        arithmetic = Arithmetic(*formats, forward=narrow, grad_input=narrow, grad_weight=narrow)
-        have = results(NarrowLinear(linear, arithmetic), x, grad)
-        errors[bits] = [float((a - b).norm() / b.norm()) for a, b in zip(have, want, strict=True)]
-    for role in range(3):
-        assert 0.001 < errors[7][role] < errors[6][role] < 0.05
-    assert errors[6][3] == 0.0
-
-
-def test_fp8_operands_change_results_by_their_rounding(layer_and_data):
-    linear, x, grad = layer_and_data
-    have = results(NarrowLinear(linear, Arithmetic("fp8_e4m3", "fp8_e5m2")), x, grad)
-    want = results(linear, x, grad)
-    for a, b in list(zip(have, want, strict=True))[:3]:
-        assert 0.02 < float((a - b).norm() / b.norm()) < 0.08
-    assert torch.equal(
-        have[3], want[3]
-    )  # the bias's gradient is summed in fp32, from the gradient as it came
 
 
 def test_the_hardware_layer_on_a_cpu_is_the_fp32_product_of_fp8_operands(layer_and_data):
@@ -133,25 +107,6 @@ def test_the_three_products_round_alike():
     arithmetic = Arithmetic(forward=NARROW, grad_input=NARROW, grad_weight=NARROW)
     y, grad_x, grad_weight = results(NarrowLinear(linear, arithmetic), a, a)[:3]
     assert torch.allclose(y, grad_x, rtol=1e-6) and torch.allclose(y, grad_weight, rtol=1e-6)
-
-
-def test_a_layer_saturates_at_the_largest_number(layer_and_data):
-    linear, x, grad = layer_and_data
-    formats = {"operands": "fp8_e4m3", "gradient_operands": "fp8_e5m2"}
-    layer = NarrowLinear(
-        linear, Arithmetic(**formats, grad_input=Accumulator(bits=6, chunk=64, exponent_bits=5))
-    )
-    wide = results(NarrowLinear(linear, Arithmetic(**formats)), x, grad)
-    have = results(layer, x, grad)
-    # e4m3 times e5m2 goes to 2.6e7, the accumulator to 65,024
-    largest = (
-        2.0**15
-        * (2 - 2.0**-6)
-        / float(scale_of(grad, "fp8_e5m2") * scale_of(linear.weight, "fp8_e4m3"))
-    )
-    assert float(have[1].abs().max()) == pytest.approx(largest)
-    assert float(wide[1].abs().max()) > largest
-    assert torch.equal(have[0], wide[0])
 
 
 @pytest.mark.slow

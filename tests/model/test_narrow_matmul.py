@@ -23,37 +23,6 @@ from efftrain_cli.model.narrow_matmul import (
 )
 from tests.model.rounding import by_definition, sum_in_order
 
-
-def hashed(n: int, salt: int) -> np.ndarray:
-    """Murmur3's finalizer of i + salt * 0x9E3779B9 + 1, in [0, 1)."""
-    x = (np.arange(n, dtype=np.uint64) + np.uint64(salt * 0x9E3779B9 + 1)) & np.uint64(0xFFFFFFFF)
-    x ^= x >> np.uint64(16)
-    x = x * np.uint64(0x85EBCA6B) & np.uint64(0xFFFFFFFF)
-    x ^= x >> np.uint64(13)
-    x = x * np.uint64(0xC2B2AE35) & np.uint64(0xFFFFFFFF)
-    x ^= x >> np.uint64(16)
-    return x / 2**32
-
-
-def spread(n: int, salt: int, mean: float) -> np.ndarray:
-    """Uniform numbers of standard deviation 1."""
-    return mean + (2 * hashed(n, salt) - 1) * math.sqrt(3)
-
-
-VECTORS = {
-    "ones": lambda n: np.ones(n),
-    "tenth": lambda n: np.full(n, 0.1),
-    "u11": lambda n: spread(n, 0, 1.0),
-    "zm": lambda n: spread(n, 1, 0.0),
-}
-
-
-def test_the_vectors_are_those_of_the_tables():
-    assert np.allclose(
-        hashed(5, 0), [0.31759886, 0.19123477, 0.5232041, 0.14301601, 0.79707836], atol=5e-9
-    )
-
-
 # --- rounding -------------------------------------------------------------------------------------
 
 
@@ -113,131 +82,20 @@ def test_the_papers_16_bit_accumulator_ends_at_4_billion():
 
 # --- sums in order --------------------------------------------------------------------------------
 
-# vector, n, mantissa bits, exact sum of the rounded inputs; then in order, and in chunks of 16, 64,
-# 256
-SUMS = [
-    *(
-        ("ones", 4096, bits, 4096.0, naive, 4096, 4096, 4096)
-        for bits, naive in ((10, 2048), (9, 1024), (7, 256))
-    ),
-    ("tenth", 4096, 10, 409.5, 256, 402.5, 412.25, 402.75),
-    ("tenth", 4096, 9, 409.5, 128, 393.5, 415.5, 392.5),
-    ("tenth", 4096, 7, 410.0, 32, 472, 386, 478),
-    ("u11", 4096, 10, 4113.663393, 4092, 4112, 4116, 4116),
-    ("u11", 4096, 9, 4113.609917, 3752, 4120, 4112, 4112),
-    ("u11", 4096, 7, 4113.742447, 1024, 4160, 4128, 4096),
-    ("zm", 4096, 10, 100.256739, 100.0625, 100, 100.375, 100.125),
-    ("zm", 4096, 9, 100.256021, 97.875, 99.25, 100, 100),
-    ("zm", 4096, 7, 100.398903, 95.5, 100, 100, 100),
-    ("u11", 16384, 10, 16536.18, 8192, 16464, 16544, 16544),
-    ("u11", 16384, 9, 16536.03, 4096, 16368, 16576, 16512),
-    ("u11", 16384, 7, 16536.27, 1024, 8192, 16256, 16512),
-]
-
-
-@pytest.mark.parametrize("row", SUMS, ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}")
-def test_sums_are_those_of_the_table(row):
-    name, n, bits, exact, *expected = row
-    terms = by_definition(VECTORS[name](n), bits)
-    assert float(terms.sum()) == pytest.approx(exact, abs=0.005)
-    assert [float(sum_in_order(terms, bits, chunk)) for chunk in (0, 16, 64, 256)] == expected
-
 
 def test_in_order_with_ten_bits_is_numpy_half_precision():
-    terms = spread(4096, 3, 1.0).astype(np.float16)
+    terms = np.random.default_rng(0).normal(1.0, 1.0, 4096).astype(np.float16)
     total = np.float16(0)
     for term in terms:
         total = np.float16(total + term)
     assert float(sum_in_order(terms, 10)) == float(total)
 
 
-def test_a_constant_swamps_the_sum_over_chunks_too():
-    terms = torch.full((16384,), 0.1).bfloat16().double()
-    assert float(sum_in_order(terms, 7, 16)) == 512.0
-
-
-# mean, n, exact; naive, chunk 64, chunk 128 with 9 bits
-FP8_DOTS = [(1.0, 4096, 4031.5508, 4096, 4024, 4032), (1.0, 16384, 16097.9047, 8192, 16224, 16128)]
-
-
-@pytest.mark.parametrize("row", FP8_DOTS, ids=lambda row: f"mean {row[0]}, {row[1]}")
-def test_fp8_dot_products_are_those_of_the_table(row):
-    mean, n, exact, *expected = row
-    products = fp8_products(20, 21, mean, n)
-    assert float(products.sum()) == pytest.approx(exact, abs=1e-4)
-    assert [float(sum_in_order(products, 9, chunk)) for chunk in (0, 64, 128)] == expected
-
-
-def test_fp8_dot_products_of_mean_zero_are_those_of_the_table():
-    products = fp8_products(22, 23, 0.0, 4096)
-    assert float(products.sum()) == pytest.approx(-85.388935, abs=1e-6)
-    sums = [
-        float(sum_in_order(products, bits, chunk))
-        for bits, chunk in ((9, 0), (9, 64), (5, 0), (5, 64))
-    ]
-    assert sums == [-87, -85.75, -68, -86]
-
-
-def fp8_products(salt_a: int, salt_b: int, mean: float, n: int) -> Tensor:
-    a, b = (
-        torch.tensor(spread(n, salt, mean)).float().to(torch.float8_e5m2).double()
-        for salt in (salt_a, salt_b)
-    )
-    return a * b
-
-
-@pytest.mark.parametrize(
-    "mean, expected",
-    [
-        (
-            1.0,
-            {
-                4: 0.0071,
-                16: 0.0035,
-                32: 0.0027,
-                64: 0.0017,
-                128: 0.0013,
-                256: 0.0013,
-                1024: 0.0036,
-                0: 0.080,
-            },
-        ),
-        (
-            0.0,
-            {
-                4: 0.0085,
-                16: 0.0047,
-                32: 0.0035,
-                64: 0.0034,
-                128: 0.0040,
-                256: 0.0051,
-                1024: 0.0092,
-                0: 0.0169,
-            },
-        ),
-    ],
-)
-def test_error_over_chunk_length_is_u_shaped(mean, expected):
-    """256 vectors of 4096; the table's were others, so the error of an error is allowed for: a
-    fifth."""
-    drawn = np.stack([spread(4096, 100 + salt, mean) for salt in range(256)], axis=1)
-    terms = by_definition(drawn, 9)
-    exact = terms.sum(axis=0)
-    errors = {
-        chunk: np.linalg.norm(sum_in_order(terms, 9, chunk) - exact) / np.linalg.norm(exact)
-        for chunk in expected
-    }
-    assert errors == {chunk: pytest.approx(value, rel=0.25) for chunk, value in expected.items()}
-    assert errors[64] < errors[4]
-    assert errors[64] < errors[1024] < errors[0]
-
-
 def test_all_widths_at_once_are_each_width_alone():
     """Nearly: the fast sums are rounded to fp32 first. Sums of few fp8 products are exact there, so
     here they are the same."""
-    products = torch.stack(
-        [fp8_products(2 * salt, 2 * salt + 1, salt % 3 - 1.0, 1000) for salt in range(50)], dim=1
-    )
+    a, b = operands(1000, 50, 1)[0], operands(1000, 50, 1, mean=1.0)[0]
+    products = a * b
     for chunk in (0, 16, 64, 300):
         sums = sums_in_order(products.float(), (3, 5, 9, 12), chunk)
         for number, bits in enumerate((3, 5, 9, 12)):
@@ -263,17 +121,6 @@ def operands(m: int, k: int, n: int, mean: float = 0.0) -> tuple[Tensor, Tensor]
         torch.randn(k, n, generator=generator) + mean,
     )
     return a.to(torch.float8_e5m2).float(), b.to(torch.float8_e5m2).float()
-
-
-def test_error_of_an_fp8_product_is_that_of_the_table():
-    a, b = (matrix.double().numpy() for matrix in operands(64, 768, 64))
-    products = a.T[:, :, None] * b[:, None, :]
-    exact = a @ b
-    errors = [
-        np.linalg.norm(sum_in_order(products, 9, chunk) - exact) / np.linalg.norm(exact)
-        for chunk in (64, 0)
-    ]
-    assert errors == [pytest.approx(0.00205, rel=0.1), pytest.approx(0.00706, rel=0.1)]
 
 
 @pytest.mark.parametrize(

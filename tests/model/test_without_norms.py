@@ -12,7 +12,6 @@ import torch
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
 from efftrain_cli.model.flops import block_parameters, flops_per_token, parameter_count
-from efftrain_cli.model.generate import GREEDY, generate
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.model.hf import to_hf, write_hf
 from efftrain_cli.plan.plan import model_config
@@ -105,18 +104,6 @@ def test_the_defaults_are_gpt2():
         model.head(x), torch.nn.functional.linear(model.ln_f(x), model.wte.weight)[..., :61]
     )
     assert list(model.state_dict()) == [name for name, _ in model.named_parameters()]
-
-
-def test_it_generates():
-    model = made(BARE)
-    text = tokens(1, 5)
-    generated = generate(model, text, GREEDY)
-    for _ in range(4):
-        text = torch.cat([text, next(generated)[:, None]], dim=1)
-    with torch.no_grad():
-        assert [int(model(text[:, :n])[0, -1].argmax()) for n in range(5, 9)] == text[
-            0, 5:
-        ].tolist()
 
 
 def test_export_refuses_what_transformers_cannot_compute_and_folds_what_it_can(tmp_path):

@@ -13,7 +13,7 @@ import torch
 from efftrain_cli.methods.growth_operators import grow
 from efftrain_cli.methods.staged_growth import Operator, StagedGrowth
 from efftrain_cli.optim.muon import Muon
-from efftrain_cli.optim.optimizer import Optimizer, ParameterSet
+from efftrain_cli.optim.optimizer import ParameterSet
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe
@@ -122,13 +122,6 @@ def test_the_scale_multiplies_the_update_and_not_the_weight_decay(scale, factor,
     )
 
 
-def test_original_is_the_default_to_the_bit():
-    named = changed(RECIPE, "optim.muon_scale=original")
-    ours, theirs = trained(RECIPE, 3), trained(named, 3)
-    for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_every_parameter_has_one_kind_of_state():
     state = fresh(RECIPE)
     names = set(state.optimizer.tensors())
@@ -203,14 +196,3 @@ def test_growth_keeps_the_loss_and_maps_the_momentum(kind):
         assert new["step.h.2.ln_1.bias"] == 4 and new["step.h.3.ln_1.bias"] == 0
     run(larger, recipe, 1)
     assert not larger.nonfinite
-
-
-def test_is_an_optimizer():
-    optimizer: Optimizer = fresh(RECIPE).optimizer
-    assert optimizer.gradient_powers == {
-        "momentum_buffer": 1,
-        "exp_avg": 1,
-        "exp_avg_sq": 2,
-        "exp_avg_sq_weight": 0,
-        "step": 0,
-    }
