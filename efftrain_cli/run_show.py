@@ -114,8 +114,11 @@ def _stability(rows: Sequence[Values]) -> str:
     known = [ratio for ratio in ratios if math.isfinite(ratio)]
     if not known:
         return ""
-    losses = [loss for _, loss in validation_curve(rows)]
-    jumps = sum(loss > SLIGHT * min(losses[:at]) for at, loss in enumerate(losses) if at)
+    jumps = 0
+    lowest = math.inf
+    for _, loss in validation_curve(rows):
+        jumps += loss > SLIGHT * lowest
+        lowest = min(lowest, loss)
     text = f"largest loss ratio {max(known):.2f}; {counted(jumps, 'jump') if jumps else 'no jump'}"
     for row in rows:
         if row.get("nonfinite"):
@@ -143,8 +146,11 @@ def details_of_run(path: Path) -> list[str]:
     events = []
     for event in run.events:
         if event.get("event") != "checkpoint":
-            fields = [f"{key} {event[key]}" for key in event if key not in ("time", "event")]
-            events.append((str(event.get("time")), str(event.get("event")), ", ".join(fields)))
+            fields = dict(event)
+            time = str(fields.pop("time", None))
+            kind = str(fields.pop("event", None))
+            what = ", ".join(f"{key} {value}" for key, value in fields.items())
+            events.append((time, kind, what))
     kept = [(checkpoint.name,) for checkpoint in checkpoints_of(path)]
     for title, header, rows in (
         ("Time", ("part", "time"), times),

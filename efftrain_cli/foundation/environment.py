@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from efftrain_cli.foundation.errors import UsageError
@@ -42,7 +43,8 @@ def environment_number(name: str, default: int) -> int:
     least, most = RANGES[name]
     if not text:
         return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most):
+    is_number = re.fullmatch("[0-9]{1,19}", text)
+    if not is_number or not least <= int(text) <= most:
         raise UsageError(
             f"the environment variable {name} = {text[:40]!r} is not usable\n"
             f"set it to a whole number from {least:,} to {most:,}, or unset it"

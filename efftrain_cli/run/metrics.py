@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import CheckpointError, DataError
-from efftrain_cli.run.lines import Values, last_lines, parse, read_file, split_lines
+from efftrain_cli.run.lines import Values, last_lines, parse, read_file, read_lines, split_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,13 +102,14 @@ def latest_rows(run: Path, until: float = math.inf) -> list[Values]:
     import numpy as np
 
     rows = all_rows(run)
-    latest = [rows[index] for index in _latest(np.array([row["step"] for row in rows], float))]
+    steps = np.array([row["step"] for row in rows], float)
+    latest = [rows[index] for index in _latest(steps)]
     return [row for row in latest if row["step"] <= until]
 
 
 def all_rows(run: Path) -> list[Values]:
     """Return every row in file order, replaced ones too; refuse nothing, as `latest_rows`."""
-    return [row for row in map(parse, read_file(run / "metrics.jsonl").texts) if row is not None]
+    return read_lines(run / "metrics.jsonl")
 
 
 def check_nothing_trained(run: Path) -> None:
@@ -178,8 +179,9 @@ def _latest(steps: np.ndarray) -> np.ndarray:
     follow in the file."""
     import numpy as np
 
-    following = np.append(np.minimum.accumulate(steps[::-1])[::-1][1:], np.inf)
-    return np.flatnonzero(steps < following)
+    lowest_from_here = np.minimum.accumulate(steps[::-1])[::-1]
+    lowest_after = np.append(lowest_from_here[1:], np.inf)
+    return np.flatnonzero(steps < lowest_after)
 
 
 def _parse_columns(lines: list[bytes], columns: Sequence[str]) -> Columns:

@@ -178,4 +178,7 @@ def recipe_of_run(run: Path) -> str:
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     """Return a key that orders seed10 after seed9."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    key = []
+    for part in re.split(r"(\d+)", name):
+        key.append((int(part), "") if part.isdigit() else (-1, part))
+    return key

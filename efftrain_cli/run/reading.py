@@ -125,7 +125,8 @@ def load_run(path: Path) -> Run:
     rows = metrics.frame
     curve = rows[rows.val_loss.notna()][EVALUATED].fillna(0.0)
     curve.columns = CURVE
-    status = status_of(files, rows.iloc[-1].to_dict() if len(rows) else {})
+    last = rows.iloc[-1].to_dict() if len(rows) else {}
+    status = status_of(files, last)
     origin = flatten(files.origin)
     parent = origin.get("grown_from.run") or origin.get("imported.directory")
     notes = {
@@ -157,7 +158,8 @@ def thin(rows: pd.DataFrame, name: str) -> pd.DataFrame:
 
     If a spike must stay visible, it is the largest value, else the first.
     """
-    known = rows[rows[name].notna()][["tokens", name]].set_axis(["tokens", "value"], axis=1)
+    known = rows.loc[rows[name].notna(), ["tokens", name]]
+    known.columns = ["tokens", "value"]
     stretch = np.arange(len(known)) * POINTS // max(len(known), POINTS)
     groups = known.groupby(stretch)
     thinned = groups.first()

@@ -3,8 +3,6 @@ disk is its error."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -38,15 +36,6 @@ def test_tensors_are_read_as_they_were_written(tmp_path, names):
     other = folder / "other"
     other.touch()
     assert path.stat().st_mode == other.stat().st_mode
-
-
-def test_a_disk_that_knows_no_modes_holds_tensors(tmp_path, monkeypatch):
-    def refuse(path: Path, mode: int) -> None:
-        raise PermissionError(1, "Operation not permitted", str(path))
-
-    monkeypatch.setattr(Path, "chmod", refuse)
-    write_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2)})
-    assert torch.equal(read_tensors(tmp_path / "x.safetensors")["a"], torch.ones(2))
 
 
 def test_a_refusing_disk_is_an_os_error(tmp_path):
