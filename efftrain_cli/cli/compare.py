@@ -104,7 +104,8 @@ def compare(
     after = []
     if source is None and all(row.n == 1 for row in comparison.verdicts):
         labels = " ".join(arm.first.arm for arm in comparison.arms)
-        after.append(f"next: efftrain race {labels}")
+        number = len(comparison.arms)
+        after.append(f"next: efftrain race {labels} ({3 * number} to {8 * number} runs)")
     show(comparison, format_, output, details=details, plot=plot, after=after)
     end_with_verdict(comparison, fail_if)
 

@@ -39,7 +39,7 @@ def test_one_seed_is_not_judged_and_says_what_to_do(root):
     lines = cli(*WORDS).stdout.splitlines()
     assert lines[0].startswith("small-slw against small is not judged in final loss: -0.12")
     assert lines[0].endswith("nats/token; 1 pair; one seed supports no claim.")
-    assert lines[-1] == "next: efftrain race small small-slw"
+    assert lines[-1] == "next: efftrain race small small-slw (6 to 16 runs)"
 
 
 def test_details_print_every_measure_setting_and_run(root):
