@@ -15,20 +15,16 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from efftrain_cli.compare import picture
-from efftrain_cli.compare.picture import Plot
 from efftrain_cli.foundation.console import table_lines
 from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.methods.variance_retention import MANTISSA_BITS, needed_bits, product_bits
@@ -76,21 +72,17 @@ class Analysis:
     on the operands before they were rounded; mean_over_sd: |mean| / standard deviation of the
     products within a sum, root mean square over the sums; outlier_share: share of the products
     beyond `FAR` standard deviations of them all; relative_error: norm of the errors over the norm
-    of the exact sums; signed_error: mean error away from zero over mean magnitude, negative if
-    additions are lost; vrr_bits: bits that theory asks for with that chunk.
+    of the exact sums; vrr_bits: bits that theory asks for with that chunk.
     """
 
 
 def analyse(
     run: str,
     *,
-    checkpoint: str | None = None,
-    device: str = "auto",
     operands: str | None = None,
-    gradient_operands: str | None = None,
     samples: int = 4096,
 ) -> Analysis:
-    """Measure the sums of a run's checkpoint, the newest one by default.
+    """Measure the sums of a run's newest checkpoint.
 
     Args:
         operands: format of activations and weights; None: the recipe's own if it has narrow ones,
@@ -101,13 +93,14 @@ def analyse(
         UsageError, CheckpointError, DataError: as `load_trained_model`, and if the run's training
             data are missing.
     """
-    trained = load_trained_model(run, checkpoint, choose_device(device))
+    trained = load_trained_model(run, None, choose_device("auto"))
     section = trained.recipe.chunked_accumulation
+    gradient_operands = None
     if operands is None:
         operands = "fp8_e5m2"
         if section is not None and section.operands != "fp32":
             operands = section.operands
-            gradient_operands = gradient_operands or section.gradient_format
+            gradient_operands = section.gradient_format
     gradient_operands = gradient_operands or operands
     tokens, targets = _micro_batch(trained)
     measure = _Measure(operands, gradient_operands, samples)
@@ -226,7 +219,6 @@ class _Measure:
         shares = {
             "mean_over_sd": float(ratio.square().mean().sqrt()),
             "outlier_share": int((terms.abs() > limit).sum()) / terms.numel(),
-            "nonzero_share": int(terms.count_nonzero()) / terms.numel(),
         }
         chunks = [chunk for chunk in CHUNKS if chunk < n]
         # PyTorch releases the interpreter within each operation, and these are too small for
@@ -237,24 +229,22 @@ class _Measure:
         for number, bits in enumerate(BITS):
             for chunk in CHUNKS:
                 # Sums no longer than a chunk are whole.
-                relative, signed = errors.get(chunk, errors[0])[number]
+                relative = errors.get(chunk, errors[0])[number]
                 yield {
                     **shares,
                     "bits": bits,
                     "chunk": chunk,
                     "relative_error": relative,
-                    "signed_error": signed,
                 }
 
 
-def _errors(terms: Tensor, exact: Tensor, chunk: int) -> list[tuple[float, float]]:
-    """Return (relative error, signed error) of the sums of `terms` (n, samples), by `BITS`."""
+def _errors(terms: Tensor, exact: Tensor, chunk: int) -> list[float]:
+    """Return the relative errors of the sums of `terms` (n, samples), by `BITS`."""
     size = float(exact.norm())
     if size == 0:
-        return [(0.0, 0.0)] * len(BITS)
+        return [0.0] * len(BITS)
     error = sums_in_order(terms, BITS, chunk).double() - exact
-    signed = (error * exact.sign()).mean(dim=1) / exact.abs().mean()
-    return list(zip((error.norm(dim=1) / size).tolist(), signed.tolist(), strict=True))
+    return (error.norm(dim=1) / size).tolist()
 
 
 # --- what is shown --------------------------------------------------------------------------------
@@ -321,13 +311,10 @@ def lines(analysis: Analysis, error: float) -> Iterator[str]:
     yield ""
     for role in ROLES:
         needed = needs[needs.role == role]
-        sums = analysis.sums[analysis.sums.role == role]
-        signed = sums[(sums.bits == BITS[0]) & (sums.chunk == 0)].signed_error.min()
         yield (
             f"{role}: every layer is under the error with {_format_bits(needed.bits.max())} bits"
             f" whole and {_format_bits(needed.bits_chunked.max())} in chunks"
-            f" of {PAPERS_CHUNK} (VRR: {needed.vrr.max()} and {needed.vrr_chunked.max()});"
-            f" at {BITS[0]} bits, whole, sums come out {signed:+.1%} of their size at worst"
+            f" of {PAPERS_CHUNK} (VRR: {needed.vrr.max()} and {needed.vrr_chunked.max()})"
         )
     odd = needs[needs.has_mean | (needs.outlier_share > MANY)]
     if len(odd):
@@ -427,58 +414,9 @@ def _format_bits(bits: int) -> str:
     return f"<={bits}" if bits == BITS[0] else str(bits)
 
 
-def save(analysis: Analysis, folder: Path, error: float) -> list[Path]:
-    """Write accumulation.csv and accumulation.png into `folder`; return their paths."""
-    make_folder(folder)
-    table = folder / "accumulation.csv"
-    figure = folder / "accumulation.png"
-    write_whole(table, analysis.sums.to_csv(index=False, lineterminator="\n"))
-    with matplotlib.rc_context({"font.size": 9.5}):
-        picture.draw_figure(plots_of(analysis, error)).savefig(figure, dpi=200)
-    return [table, figure]
-
-
-def plots_of(analysis: Analysis, error: float) -> list[Plot]:
-    """Return error over chunk length, and error over bits, by role: the worst layer, with a band
-    down to the best."""
-    chunks = [*(chunk for chunk in CHUNKS if chunk), 0]
-    shown = 7
-    by_chunk = []
-    by_bits = []
-    for i, role in enumerate(ROLES):
-        sums = analysis.sums[analysis.sums.role == role]
-        errors = sums[sums.bits == shown].groupby("chunk").relative_error.agg(["min", "max"])
-        low, high = errors.loc[chunks].to_numpy().T
-        by_chunk.append(picture.curve(i, role, range(len(chunks)), high, low, high))
-        for line, chunk in enumerate((PAPERS_CHUNK, 0)):
-            worst = sums[sums.chunk == chunk].groupby("bits").relative_error.max()
-            by_bits.append(picture.curve(i, role, BITS, worst.to_numpy(), line=line))
-    run = f"{analysis.run}, step {analysis.step}, {analysis.operands} operands"
-    first = Plot(
-        "accumulation",
-        f"{run}: {shown} mantissa bits",
-        pd.concat(by_chunk),
-        "products per chunk",
-        f"relative error of the sums (allowed: {error:g})",
-        log="y",
-        levels=(error,),
-        ticks={place: str(chunk or "whole") for place, chunk in enumerate(chunks)},
-    )
-    second = replace(
-        first,
-        title=f"whole (paler: chunks of {PAPERS_CHUNK})",
-        curves=pd.concat(by_bits),
-        x="mantissa bits of the accumulator",
-        ticks={bits: str(bits) for bits in BITS},
-        fades=True,
-    )
-    return [first, second]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", help="name of a run")
-    parser.add_argument("--checkpoint", help="step or name; default the newest")
     parser.add_argument(
         "--error",
         type=float,
@@ -490,28 +428,17 @@ def main() -> None:
         choices=MANTISSA_BITS,
         help="of activations and weights; default the recipe's narrow ones, or fp8_e5m2",
     )
-    parser.add_argument("--gradient-operands", choices=MANTISSA_BITS, help="default as --operands")
     parser.add_argument("--samples", type=int, default=4096, help="outputs of each product")
-    parser.add_argument("--out", type=Path, help="folder; default accumulation/ in the run")
-    parser.add_argument("--device", default="auto")
     options = parser.parse_args()
 
     path = find_run(options.run)
-    analysis = analyse(
-        path.name,
-        checkpoint=options.checkpoint,
-        device=options.device,
-        operands=options.operands,
-        gradient_operands=options.gradient_operands,
-        samples=options.samples,
-    )
+    analysis = analyse(path.name, operands=options.operands, samples=options.samples)
     print("\n".join(lines(analysis, options.error)))
-    folder = options.out
-    if folder is None:
-        make_folder(path / "accumulation")
-        folder = path / "accumulation" / f"step-{analysis.step:08d}"
-    for file in save(analysis, folder, options.error):
-        print(f"written: {file}")
+    folder = path / "accumulation"
+    make_folder(folder)
+    table = folder / f"step-{analysis.step:08d}.csv"
+    write_whole(table, analysis.sums.to_csv(index=False, lineterminator="\n"))
+    print(f"written: {table}")
 
 
 if __name__ == "__main__":

@@ -4,15 +4,11 @@ does not."""
 from __future__ import annotations
 
 import pandas as pd
-import pytest
 import torch
 from torch import Tensor
 
 from benchmarks import accumulation
-from benchmarks.accumulation import (
-    analyse,
-    needs_of,
-)
+from benchmarks.accumulation import needs_of
 from efftrain_cli.methods.variance_retention import needed_bits
 from tests.conftest import cli
 from tests.tiny import config_of, drawn
@@ -55,15 +51,6 @@ def test_the_products_are_those_of_training():
     torch.testing.assert_close(grad.sum(dim=1), torch.zeros(24), atol=1e-7, rtol=0)
 
 
-@pytest.fixture(scope="module")
-def analysis(tmp_path_factory: pytest.TempPathFactory) -> accumulation.Analysis:
-    folder = tmp_path_factory.mktemp("accumulation")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EFFTRAIN_RUNS", str(folder / "runs"))
-        make_run(folder, overrides=("train.micro_batch_tokens=512", "data.repeat=true"))
-        return analyse("random", samples=128, device="cpu")
-
-
 def test_needs_of_sums_by_hand():
     """Of 100 products: 5 bits suffice whole and in chunks of 64, 4 only in chunks of 16 and 64."""
     errors = {(4, 0): 0.2, (4, 16): 0.03, (4, 64): 0.04, (5, 0): 0.01, (5, 64): 0.02}
@@ -93,10 +80,7 @@ def test_the_script_measures_a_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["accumulation.py", *words])
     accumulation.main()
     assert "bf16 operands" in capsys.readouterr().out
-    assert sorted(file.name for file in (path / "accumulation" / "step-00000010").iterdir()) == [
-        "accumulation.csv",
-        "accumulation.png",
-    ]
+    assert (path / "accumulation" / "step-00000010.csv").is_file()
 
 
 def test_the_plan_of_a_recipe_predicts_the_bits_of_its_sums():
