@@ -57,7 +57,9 @@ class Shift:
             return math.nan, math.nan, math.nan
         if self.why:
             bound = math.exp(estimate.mean)
-            return bound, *((bound, math.inf) if estimate.mean > 0 else (0.0, bound))
+            if bound > 1:
+                return bound, bound, math.inf
+            return bound, 0.0, bound
         return exponentials(estimate.mean, estimate.half_width(LEVEL))
 
 
@@ -78,11 +80,17 @@ def shift_of(
     falls = []
     for losses, cost in ((base, base_cost), (arm, arm_cost)):
         centred = cost - cost.mean(1, keepdims=True)
-        falls.append(-(centred * losses).sum(1) / np.square(centred).sum(1))
+        products = (centred * losses).sum(1)
+        squares = np.square(centred).sum(1)
+        falls.append(-products / squares)
     fall = paired(np.mean(falls, axis=0))
     slope = fall.mean
-    variance = np.mean([losses.var(0, ddof=1) for losses in (base, arm)]) if len(base) > 1 else 0.0
-    logs = np.mean((base - arm) / slope + base_cost - arm_cost, axis=1)
+    sd = 0.0
+    if len(base) > 1:
+        variances = [base.var(0, ddof=1), arm.var(0, ddof=1)]
+        sd = math.sqrt(np.mean(variances))
+    shifts = (base - arm) / slope + base_cost - arm_cost
+    logs = shifts.mean(1)
     why = ""
     span = np.ptp(base_cost.mean(0))
     if not fall.tail(slope) < LEVEL:
@@ -90,8 +98,9 @@ def shift_of(
         logs = np.full_like(logs, math.nan)
     elif abs(logs.mean()) > span:
         why = BEYOND
-        logs = np.full_like(logs, math.copysign(span, logs.mean()))
-    return Shift(slope, math.sqrt(variance) / abs(slope), logs, why)
+        bound = math.copysign(span, logs.mean())
+        logs = np.full_like(logs, bound)
+    return Shift(slope, sd / abs(slope), logs, why)
 
 
 def exponentials(mean: float, half: float) -> tuple[float, float, float]:
@@ -133,15 +142,19 @@ def trend_of(sizes: np.ndarray, logs: np.ndarray) -> Trend:
     df = len(sizes) - 2
     residuals = logs - line.intercept - line.slope * doublings
     sd = math.sqrt(np.square(residuals).sum() / df)
-    centred = doublings - doublings.mean()
+    middle = doublings.mean()
+    spread = np.square(doublings - middle).sum()
 
     def at(doubling: float, new: int) -> tuple[float, float, float]:
-        leverage = (doubling - doublings.mean()) ** 2 / np.square(centred).sum()
+        leverage = (doubling - middle) ** 2 / spread
         se = sd * math.sqrt(new + 1 / len(sizes) + leverage)
-        estimate = Estimate(line.intercept + line.slope * doubling, len(sizes), se, df)
-        return exponentials(estimate.mean, estimate.half_width(LEVEL))
+        mean = line.intercept + line.slope * doubling
+        estimate = Estimate(mean, len(sizes), se, df)
+        half = estimate.half_width(LEVEL)
+        return exponentials(mean, half)
 
-    largest = at(doublings.max(), 0)
+    end = doublings.max()
+    largest = at(end, 0)
     is_gain = largest[0] > 1
     half = line.stderr * stats.t.isf(LEVEL, df)
     verdict = "cannot tell"
@@ -155,7 +168,7 @@ def trend_of(sizes: np.ndarray, logs: np.ndarray) -> Trend:
         float(line.slope),
         float(half),
         largest,
-        at(doublings.max() + math.log2(FURTHEST), 1),
+        at(end + math.log2(FURTHEST), 1),
     )
 
 
@@ -246,7 +259,8 @@ def ladder_of(arms: Iterable[Arm], base: str) -> Ladder:
             # Sizes come in their order: the largest one stays.
             for seed, log in zip(wide.index, shift.logs, strict=True):
                 logs[str(name), int(seed)] = float(log)
-    frame = pd.DataFrame(map(asdict, gains), columns=[each.name for each in fields(Gain)])
+    names = [each.name for each in fields(Gain)]
+    frame = pd.DataFrame(map(asdict, gains), columns=names)
     return Ladder(points, frame, logs)
 
 
@@ -280,7 +294,9 @@ def gain_table(gains: pd.DataFrame) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
-    return table if gains.why.any() else table.drop(columns="", errors="ignore")
+    if gains.empty or gains.why.any():
+        return table
+    return table.drop(columns="")
 
 
 def interval_text(value: float, low: float, high: float) -> str:

@@ -143,12 +143,14 @@ class Plan:
     @property
     def baselines(self) -> list[PlannedArm]:
         """The baseline, at each size."""
-        return [arm for arm in self.arms if arm.name == self.arms[0].name]
+        base = self.arms[0].name
+        return [arm for arm in self.arms if arm.name == base]
 
     @property
     def others(self) -> list[PlannedArm]:
         """The other arms, at each size."""
-        return [arm for arm in self.arms if arm.name != self.arms[0].name]
+        base = self.arms[0].name
+        return [arm for arm in self.arms if arm.name != base]
 
     def points(self, name: str) -> list[int]:
         """Return the number of settings that an arm is tuned over, at each size."""
@@ -312,10 +314,13 @@ def plan_of(
             arms += arms_at_sizes(study, arm.set, planned, first)
         else:
             arms.append(planned)
-    check_sizes([each.size for each in arms if each.size and each.name == arms[0].name])
+    sizes = []
     for each in arms:
         if each.size is not None:
             values[f"size of {each.label}"] = [*each.settings, *each.size.budgets]
+            if each.name == study.baseline:
+                sizes.append(each.size)
+    check_sizes(sizes)
     seeds = parse_seeds(study.seeds)
     return Plan(
         name=name,
@@ -362,7 +367,8 @@ def arms_at_sizes(
             parse_seeds(size.seeds) if size.seeds else (),
         )
         sized = replace(arm, prefix=f"{arm.prefix}-{size.name}", settings=settings, size=resolved)
-        if study.tuning and study.tuning.sizes and size.name not in study.tuning.sizes:
+        tuned = study.tuning.sizes if study.tuning else ()
+        if tuned and size.name not in tuned:
             sized = replace(sized, grid={})
         arms.append(sized)
     return arms
