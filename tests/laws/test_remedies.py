@@ -209,7 +209,7 @@ ROWS = [
         "add --plan",
         f"pretrain small --plan {H100.format(2)}",
     ),
-    Row("no recipe and no run", "pretrain", "efftrain recipes list", "recipes list"),
+    Row("no recipe\n  give one", "pretrain", "efftrain recipes list", "recipes list"),
     Row(
         "is a run, not a recipe",
         "pretrain r --plan",
