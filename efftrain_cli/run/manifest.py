@@ -79,6 +79,34 @@ def keep_weights(checkpoint: Path) -> None:
             path.unlink()
 
 
+def listed_files(
+    directory: Path,
+    needed: frozenset[str] | None = None,
+    required: frozenset[str] = WITHOUT_OPTIMIZER,
+) -> dict[str, ManifestFile]:
+    """Return what the manifest of a checkpoint lists, by file.
+
+    Args:
+        needed: the files that count; None: all.
+        required: files that have to be listed.
+
+    Raises:
+        CheckpointError: the manifest is damaged, or a file is not listed or missing.
+    """
+    files = read_manifest(directory).files
+    if needed is not None:
+        files = {name: file for name, file in files.items() if name in needed}
+    for name in sorted(required - files.keys()):
+        raise CheckpointError(
+            f"{directory / MANIFEST} does not list {name}: it is damaged, or only the weights were"
+            " kept"
+        )
+    for name in files:
+        if "/" in name or not (directory / name).is_file():
+            raise CheckpointError(f"{directory / name} is missing")
+    return files
+
+
 def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> frozenset[str]:
     """Check every file of a checkpoint, or those that are needed, against its manifest; return the
     files' names.
@@ -86,15 +114,11 @@ def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> 
     Raises:
         CheckpointError: naming the first bad file.
     """
-    listed = read_manifest(directory).files
-    names = [name for name in listed if needed is None or name in needed]
-    for name in sorted((needed or WITHOUT_OPTIMIZER).difference(names)):
-        raise CheckpointError(f"{directory / MANIFEST} is damaged: it does not list {name}")
+    listed = listed_files(directory, needed, needed or WITHOUT_OPTIMIZER)
+    names = list(listed)
     for name in names:
         path = directory / name
         size = listed[name].bytes
-        if "/" in name or not path.is_file():
-            raise CheckpointError(f"{path} is missing")
         if path.stat().st_size != size:
             raise CheckpointError(
                 f"{path} is damaged: {path.stat().st_size} bytes, {size} were written"

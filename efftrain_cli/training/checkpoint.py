@@ -48,7 +48,7 @@ from efftrain_cli.run.manifest import (
     REQUIRED,
     SCHEMA_VERSION,
     ManifestFile,
-    read_manifest,
+    listed_files,
     write_manifest,
 )
 from efftrain_cli.training import dist
@@ -351,7 +351,7 @@ def load(path: Path, state: TrainState, recipe: Recipe) -> None:
     Raises:
         CheckpointError: it is damaged, or its tensors do not fit; `state` is useless then.
     """
-    files = listed_files(path)
+    files = listed_files(path, required=REQUIRED)
     check_hash(path / "progress.json", files)
     check_hash(path / "recipe.toml", files)
     progress = read_progress(path)
@@ -367,24 +367,6 @@ def load(path: Path, state: TrainState, recipe: Recipe) -> None:
     if wrong := nonfinite_tensors(tensors):
         raise CheckpointError(f"{path}: NaN or infinity in {listed(wrong)}")
     state.progress = progress
-
-
-def listed_files(checkpoint: Path) -> dict[str, ManifestFile]:
-    """Return what the manifest of a checkpoint lists, by file.
-
-    Raises:
-        CheckpointError: the manifest is damaged, or a file is missing.
-    """
-    files = read_manifest(checkpoint).files
-    for name in sorted(REQUIRED - files.keys()):
-        raise CheckpointError(
-            f"{checkpoint / 'manifest.json'} does not list {name}: it is damaged, or only the"
-            " weights were kept"
-        )
-    for name in files:
-        if "/" in name or not (checkpoint / name).is_file():
-            raise CheckpointError(f"{checkpoint / name} is missing")
-    return files
 
 
 def check_hash(path: Path, files: Mapping[str, ManifestFile]) -> None:
@@ -453,7 +435,7 @@ def written_recipe(checkpoint: Path) -> Recipe:
     Raises:
         CheckpointError: it is damaged, or no recipe that this version reads.
     """
-    check_hash(checkpoint / "recipe.toml", listed_files(checkpoint))
+    check_hash(checkpoint / "recipe.toml", listed_files(checkpoint, required=REQUIRED))
     return read_recipe(checkpoint)
 
 

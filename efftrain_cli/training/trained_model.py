@@ -3,7 +3,7 @@ generated from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +88,7 @@ def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None
     Raises:
         UsageError: no checkpoint is called that; the message lists those there are.
         CheckpointError: there is none yet, or the one asked for (or every one) is damaged.
+        NewerFormatError: the newest that is whole was written by a newer efftrain.
     """
     checkpoints = checkpoints_of(run)
     if not checkpoints:
@@ -98,44 +99,28 @@ def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None
             f"  wait for it, or if the run has stopped: `efftrain pretrain --resume {run.name}`"
         )
     if wanted is not None:
-        for path in checkpoints:
-            if wanted in (path.name, str(checkpoint_step(path))):
-                verify_checkpoint(path, needed)
-                return path
-        steps = ", ".join(str(checkpoint_step(path)) for path in checkpoints)
-        raise UsageError(
-            f"--checkpoint {wanted}: run {run.name!r} has checkpoints of steps {steps}"
-        )
-    newest, passed_over = newest_sound(checkpoints, needed)
-    if newest is None:
-        reasons = "\n  ".join(str(error) for _, error in passed_over)
-        raise CheckpointError(f"no checkpoint of run {run.name!r} is whole:\n  {reasons}")
-    return newest
-
-
-def newest_sound(
-    paths: Sequence[Path],
-    needed: frozenset[str] | None = None,
-) -> tuple[Path | None, list[tuple[Path, CheckpointError]]]:
-    """Return the newest of checkpoints (oldest first) that is whole and finite, as far as its files
-    are needed.
-
-    Return too the newer ones that were passed over, with a warning, each with its reason.
-
-    Raises:
-        NewerFormatError: the newest that is whole was written by a newer efftrain.
-    """
-    passed_over: list[tuple[Path, CheckpointError]] = []
-    for path in reversed(paths):
+        steps = [str(checkpoint_step(path)) for path in checkpoints]
+        names = zip(checkpoints, steps, strict=True)
+        checkpoints = [path for path, step in names if wanted in (path.name, step)]
+        if not checkpoints:
+            raise UsageError(
+                f"--checkpoint {wanted}: run {run.name!r} has checkpoints of steps"
+                f" {', '.join(steps)}"
+            )
+    faults = []
+    for path in reversed(checkpoints):
         try:
             check_finite(path, verify_checkpoint(path, needed))
-            return path, passed_over
+            return path
         except NewerFormatError:
             raise
         except CheckpointError as error:
-            passed_over.append((path, error))
+            if wanted is not None:
+                raise
+            faults.append(str(error))
             say(f"warning: {error}; trying the one before")
-    return None, passed_over
+    reasons = "\n  ".join(faults)
+    raise CheckpointError(f"no checkpoint of run {run.name!r} is whole:\n  {reasons}")
 
 
 def check_finite(path: Path, files: frozenset[str]) -> None:
