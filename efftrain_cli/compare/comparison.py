@@ -193,7 +193,12 @@ def compare(
     caveats += find_unshared(pairs)
     results = []
     ladder = ladder_of(best_at_scales(every), base.first.arm)
-    for measure in measures_of(runs, target, maximize, ladder.logs):
+    for measure in measures_of(
+        runs,
+        target,
+        maximize,
+        ladder.logs,
+    ):
         for each in pairs:
             result = judge(
                 each,
@@ -206,7 +211,13 @@ def compare(
     changes = [describe_changes(base, arm) for arm in others]
     return Comparison(
         arms=arms,
-        rows=decide(results, alpha, share, closed, races),
+        rows=decide(
+            results,
+            alpha,
+            share,
+            closed,
+            races,
+        ),
         differences=describe_differences(arms, {*varied, *varied_keys(every)}),
         changes=[change for change in changes if change],
         caveats=caveats,

@@ -51,10 +51,26 @@ def curves_plot(arms: Sequence[Arm], axis: str) -> Plot:
         losses = np.array([np.interp(x, each[axis], each.val_loss) for each in curves])
         label = f"{arm.label} ({counted(len(curves), 'seed')})"
         starts.append(end / 10)
-        points.append(curve(number, label, x, losses.mean(0), losses.min(0), losses.max(0)))
+        points.append(
+            curve(
+                number,
+                label,
+                x,
+                losses.mean(0),
+                losses.min(0),
+                losses.max(0),
+            )
+        )
     title = f"Validation loss against {axis}: mean and range of seeds"
     start = min(starts, default=0.0)
-    return Plot(f"loss-{axis}", title, joined(points), AXES[axis], LOSS, fit_from=start)
+    return Plot(
+        f"loss-{axis}",
+        title,
+        joined(points),
+        AXES[axis],
+        LOSS,
+        fit_from=start,
+    )
 
 
 def column_plot(arms: Sequence[Arm], column: Column) -> Plot:
@@ -64,9 +80,23 @@ def column_plot(arms: Sequence[Arm], column: Column) -> Plot:
         for line, run in enumerate(arm.runs):
             if column.name in run.series:
                 tokens, values = run.series[column.name].to_numpy().T
-                points.append(curve(number, arm.label, tokens, values, line=line))
+                points.append(
+                    curve(
+                        number,
+                        arm.label,
+                        tokens,
+                        values,
+                        line=line,
+                    )
+                )
     name = column.name.replace("_", "-")
-    return Plot(name, column.title, joined(points), "tokens", column.unit)
+    return Plot(
+        name,
+        column.title,
+        joined(points),
+        "tokens",
+        column.unit,
+    )
 
 
 def family_plot(arm: Arm, column: Column) -> Plot:
@@ -76,10 +106,25 @@ def family_plot(arm: Arm, column: Column) -> Plot:
     parts = [name for name in arm.first.series if name.startswith(column.name)]
     for line, part in enumerate(parts):
         tokens, values = arm.first.series[part].to_numpy().T
-        points.append(curve(0, label, tokens, values, line=line))
+        points.append(
+            curve(
+                0,
+                label,
+                tokens,
+                values,
+                line=line,
+            )
+        )
     name = f"{column.name.rstrip('_').replace('_', '-')}-{arm.label}"
     title = f"{column.title}: {arm.label}, seed {arm.first.seed}"
-    return Plot(name, title, joined(points), "tokens", column.unit, fades=True)
+    return Plot(
+        name,
+        title,
+        joined(points),
+        "tokens",
+        column.unit,
+        fades=True,
+    )
 
 
 def differences_plot(rows: Sequence[Result]) -> Plot:
@@ -89,7 +134,14 @@ def differences_plot(rows: Sequence[Result]) -> Plot:
     shown = [row for row in rows if row.measure == "final_loss" and not np.isnan(row.estimate)]
     for number, row in enumerate(shown):
         ticks[float(number)] = row.arm
-        points.append(curve(number, row.arm, [number, number], [row.low, row.high]))
+        points.append(
+            curve(
+                number,
+                row.arm,
+                [number, number],
+                [row.low, row.high],
+            )
+        )
     return Plot(
         "differences",
         "Final loss less the baseline's: intervals over seeds",
@@ -107,9 +159,23 @@ def rates_plot(grid: pd.DataFrame) -> Plot:
     points = []
     if len(keys) == 1 and pd.api.types.is_numeric_dtype(grid[keys[0]]):
         for number, (arm, rows) in enumerate(grid.groupby(title, sort=False)):
-            points.append(curve(number, str(arm), rows[keys[0]].to_numpy(), rows.loss.to_numpy()))
+            points.append(
+                curve(
+                    number,
+                    str(arm),
+                    rows[keys[0]].to_numpy(),
+                    rows.loss.to_numpy(),
+                )
+            )
     text = "Final loss against what was varied: mean of seeds"
-    return Plot("rates", text, joined(points), "".join(keys), LOSS, log="x")
+    return Plot(
+        "rates",
+        text,
+        joined(points),
+        "".join(keys),
+        LOSS,
+        log="x",
+    )
 
 
 def losses_plot(ladder: Ladder) -> Plot:
@@ -120,9 +186,25 @@ def losses_plot(ladder: Ladder) -> Plot:
         for line, (_, runs) in enumerate(rungs.groupby("size")):
             fit = np.polyfit(np.log(runs.flops), runs.loss, 1)
             ends = np.array([runs.flops.min(), runs.flops.max()])
-            points.append(curve(group, str(arm), ends, np.polyval(fit, np.log(ends)), line=line))
+            points.append(
+                curve(
+                    group,
+                    str(arm),
+                    ends,
+                    np.polyval(fit, np.log(ends)),
+                    line=line,
+                )
+            )
         for line, run in enumerate(rungs.itertuples()):
-            points.append(curve(group, str(arm), [run.flops], [run.loss], line=-1 - line))
+            points.append(
+                curve(
+                    group,
+                    str(arm),
+                    [run.flops],
+                    [run.loss],
+                    line=-1 - line,
+                )
+            )
     return Plot(
         "ladder",
         "Final loss against FLOPs: each run, and a fit per size",
@@ -142,13 +224,29 @@ def gains_plot(gains: pd.DataFrame) -> Plot:
         for line, gain in enumerate(sizes.itertuples()):
             place = [gain.size] * 3
             heights = [gain.low, gain.multiplier, gain.high]
-            points.append(curve(group, str(arm), place, heights, line=line))
+            points.append(
+                curve(
+                    group,
+                    str(arm),
+                    place,
+                    heights,
+                    line=line,
+                )
+            )
         trend = trends.get(str(arm))
         if trend is not None:
             ends = np.array([sizes["size"].min(), sizes["size"].max()])
             doublings = np.log2(ends / ends[1])
             heights = trend.largest[0] * np.exp(trend.slope * doublings)
-            points.append(curve(group, str(arm), ends, heights, line=-1))
+            points.append(
+                curve(
+                    group,
+                    str(arm),
+                    ends,
+                    heights,
+                    line=-1,
+                )
+            )
     return Plot(
         "gains",
         "Compute multiplier by size: intervals of 95 %, and their line",

@@ -105,7 +105,13 @@ def grid_lines(frame: pd.DataFrame) -> list[str]:
         return ["", *table_lines((title, *keys, mean), rows), NOTE]
     (key,) = keys
     texts = texts[texts[key] != "-"]
-    table = texts.pivot_table(index=title, columns=key, values="cell", aggfunc="first", sort=False)
+    table = texts.pivot_table(
+        index=title,
+        columns=key,
+        values="cell",
+        aggfunc="first",
+        sort=False,
+    )
     table = table.fillna("")
     rows = [(f"  {arm}", *row) for arm, row in zip(table.index, table.to_numpy(), strict=True)]
     first, *rest = table_lines((f"{title} {key}".removeprefix("arm "), *table.columns), rows)

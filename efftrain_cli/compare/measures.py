@@ -239,19 +239,46 @@ def measures_of(
     """
     unit = "nats/token" if any(run.conditions for run in runs) else ""
     if maximize:
-        first = FinalLoss("final_loss", "final score", unit, final_loss, better=1)
+        first = FinalLoss(
+            "final_loss",
+            "final score",
+            unit,
+            final_loss,
+            better=1,
+        )
     else:
-        first = FinalLoss("final_loss", "final loss", unit, final_loss)
+        first = FinalLoss(
+            "final_loss",
+            "final loss",
+            unit,
+            final_loss,
+        )
     measures: list[Measure] = [first]
     for cost in () if maximize else COSTS:
         if any(run.curve[cost].isna().any() for run in runs):
             continue
         word = WORDS[cost]
         read = partial(log_saving, cost=cost)
-        measures.append(Match(f"{cost}_to_match", f"{word} to match", "x", read, better=1))
+        measures.append(
+            Match(
+                f"{cost}_to_match",
+                f"{word} to match",
+                "x",
+                read,
+                better=1,
+            )
+        )
         if target is not None:
             read = partial(cost_to_reach, cost=cost, loss=target)
-            measures.append(Cost(f"{cost}_to_target", f"{word} to {target:g}", "x", read, better=1))
+            measures.append(
+                Cost(
+                    f"{cost}_to_target",
+                    f"{word} to {target:g}",
+                    "x",
+                    read,
+                    better=1,
+                )
+            )
     if logs:
         measures.append(
             Multiplier(
@@ -266,7 +293,14 @@ def measures_of(
     for run in runs:
         titles |= run.facts
     for title in titles:
-        measures.append(Measure(title, title, "", partial(fact, title=title)))
+        measures.append(
+            Measure(
+                title,
+                title,
+                "",
+                partial(fact, title=title),
+            )
+        )
     return measures
 
 

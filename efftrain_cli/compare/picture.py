@@ -100,7 +100,18 @@ def joined(curves: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the points of several curves; a frame without rows if there are none."""
     import pandas as pd
 
-    return pd.concat(curves or [curve(0, "", [], [])], ignore_index=True)
+    return pd.concat(
+        curves
+        or [
+            curve(
+                0,
+                "",
+                [],
+                [],
+            )
+        ],
+        ignore_index=True,
+    )
 
 
 def draw_figure(plots: Sequence[Plot]) -> Figure:
@@ -108,12 +119,23 @@ def draw_figure(plots: Sequence[Plot]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.4 * len(plots), 3.7), layout="constrained")
-    panels = figure.subplots(1, len(plots), sharey=True, squeeze=False)
+    panels = figure.subplots(
+        1,
+        len(plots),
+        sharey=True,
+        squeeze=False,
+    )
     for axes, plot in zip(panels.flat, plots, strict=True):
         draw_plot(axes, plot)
     handles, labels = panels.flat[0].get_legend_handles_labels()
     # Below the axes, where it hides no curve.
-    figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(plots), frameon=False)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=2 * len(plots),
+        frameon=False,
+    )
     return figure
 
 
@@ -139,10 +161,21 @@ def draw_plot(axes: Axes, plot: Plot) -> None:
                 marker="o" if points.x.nunique() == 1 else "",
                 markersize=4,
             )
-            axes.fill_between(points.x, points.low, points.high, color=colour, alpha=0.2)
+            axes.fill_between(
+                points.x,
+                points.low,
+                points.high,
+                color=colour,
+                alpha=0.2,
+            )
             label = "_"
     for level in plot.levels:
-        axes.axhline(level, color="black", linewidth=0.8, linestyle=":")
+        axes.axhline(
+            level,
+            color="black",
+            linewidth=0.8,
+            linestyle=":",
+        )
     if "y" in plot.log:
         axes.set_yscale("log")
     else:

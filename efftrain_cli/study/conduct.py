@@ -66,8 +66,16 @@ def conduct(
         rows: list[Result] = []
         for number, share in enumerate(shares(plan.looks)):
             pairs = plan.looks[number]
-            trials = plan.trials(pairs, [*plan.baselines, *others], tuned.trials)
-            for run in train_trunks_first(runner, trials, counted(pairs, "pair")):
+            trials = plan.trials(
+                pairs,
+                [*plan.baselines, *others],
+                tuned.trials,
+            )
+            for run in train_trunks_first(
+                runner,
+                trials,
+                counted(pairs, "pair"),
+            ):
                 runs[run.name] = run
             if plan.is_race:
                 drop_states(trials)
@@ -88,19 +96,38 @@ def conduct(
                 rows = looks[number]
             else:
                 is_last = number + 1 == len(plan.looks)
-                rows = [close(row, plan, is_last) for row in comparison.verdicts]
+                rows = [
+                    close(
+                        row,
+                        plan,
+                        is_last,
+                    )
+                    for row in comparison.verdicts
+                ]
                 write_look(path, rows)
                 tell(rows, pairs)
             is_open = {row.arm for row in rows if not row.closed}
             others = [arm for arm in others if arm.name in is_open]
             if not others:
                 break
-        caveats = [*tuned.caveats, *early_runs(plan, runs.values(), registered)]
+        caveats = [
+            *tuned.caveats,
+            *early_runs(
+                plan,
+                runs.values(),
+                registered,
+            ),
+        ]
         written = {row.key: row for row in rows}
         rows = [written.get(row.key, row) for row in comparison.rows]
         caveats += comparison.caveats
         grid = comparison.grid if tuned.grid.empty else tuned.grid
-        return replace(comparison, rows=rows, caveats=caveats, grid=grid)
+        return replace(
+            comparison,
+            rows=rows,
+            caveats=caveats,
+            grid=grid,
+        )
 
 
 def runner_of(
@@ -113,9 +140,19 @@ def runner_of(
     """Return what trains the arms of a plan: their recipes, or a command."""
     if plan.command:
         table = plan.runs_folder / "runs.csv"
-        return CommandRunner(table, plan.metric, failed_exit=failed_exit)
+        return CommandRunner(
+            table,
+            plan.metric,
+            failed_exit=failed_exit,
+        )
     study = "race" if plan.is_race else plan.name
-    return TrialRunner(plan.folder, device=device, jobs=jobs, devices=devices, study=study)
+    return TrialRunner(
+        plan.folder,
+        device=device,
+        jobs=jobs,
+        devices=devices,
+        study=study,
+    )
 
 
 def drop_states(trials: Iterable[Trial]) -> None:

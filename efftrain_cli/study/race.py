@@ -68,9 +68,19 @@ def race_plan(
     # One checkpoint at a time: a finished run keeps its last weights.
     changes = () if command else ("checkpoint.keep=1", *settings)
     arms = []
-    for label, name in zip(labels, names, strict=True):
+    for label, name in zip(
+        labels,
+        names,
+        strict=True,
+    ):
         recipe = str(Path(name).absolute()) if name.endswith(".toml") else name
-        arms.append(StudyArm(name=label, recipe="" if command else recipe, set=changes))
+        arms.append(
+            StudyArm(
+                name=label,
+                recipe="" if command else recipe,
+                set=changes,
+            )
+        )
     study = Study(
         question=f"Is {' or '.join(labels[1:])} better than {labels[0]}?",
         baseline=labels[0],
@@ -86,13 +96,27 @@ def race_plan(
     plan = plan_of(study, "race")
     values = dict(plan.values)
     named = []
-    for arm, name in zip(plan.arms, names, strict=True):
+    for arm, name in zip(
+        plan.arms,
+        names,
+        strict=True,
+    ):
         identity: dict[str, Any] = {"command": command, "metric": metric}
         if not command:
-            identity = identity_of(name, settings, device)
+            identity = identity_of(
+                name,
+                settings,
+                device,
+            )
             values |= flatten({f"machine of {arm.name}": identity["machine"]})
         prefix = f"race-{arm.name[:32]}-{digest_of(identity)[:6]}"
-        named.append(replace(arm, prefix=prefix, recipe=command or name))
+        named.append(
+            replace(
+                arm,
+                prefix=prefix,
+                recipe=command or name,
+            )
+        )
     title = f"race-{'-'.join(labels)[:40].rstrip('-')}-{digest_of(values)[:6]}"
     return replace(
         plan,

@@ -64,7 +64,11 @@ def plan_lines(plan: Plan) -> list[str]:
     others = dict.fromkeys(arm.name for arm in plan.others)
     sizes = [arm.size for arm in plan.baselines if arm.size is not None]
     if sizes:
-        lines += ladder_lines(sizes, [*tuning, *last], plan.looks[-1])
+        lines += ladder_lines(
+            sizes,
+            [*tuning, *last],
+            plan.looks[-1],
+        )
     for claim in plan.claims:
         lines.append(
             f"judged  {', '.join(others)} against {base}: {claim_text(claim)},"
@@ -96,7 +100,12 @@ def visible(plan: Plan) -> float:
 
 def detectable(pairs: int, level: float) -> float:
     """Return the difference that a one-sided test shows with POWER, in standard deviations."""
-    return Estimate(0.0, pairs, se=pairs**-0.5, df=pairs - 1).detectable(level)
+    return Estimate(
+        0.0,
+        pairs,
+        se=pairs**-0.5,
+        df=pairs - 1,
+    ).detectable(level)
 
 
 def check_judgeable(plan: Plan) -> None:

@@ -43,7 +43,11 @@ class Tuned:
     ) -> list[Trial]:
         """Return the runs of an arm and seed at its best settings."""
         point = self.points.get(arm.label, {})
-        return arm.trials(seed, settings_of(point), *words_of(point))
+        return arm.trials(
+            seed,
+            settings_of(point),
+            *words_of(point),
+        )
 
 
 def tuning_trials(plan: Plan) -> dict[Trial, Point]:
@@ -76,8 +80,16 @@ def tune(plan: Plan, runner: Runner) -> Tuned:
     if len(plan.tuning_seeds) < FEW_SEEDS:
         seeds = counted(len(plan.tuning_seeds), "seed")
         caveats.append(f"settings were chosen on {seeds}: intervals lack this noise")
-    frame = grid_frame(groups, sorted(plan.varied), "tuning")
-    return Tuned(chosen, [*caveats, *edge_notes(frame)], frame)
+    frame = grid_frame(
+        groups,
+        sorted(plan.varied),
+        "tuning",
+    )
+    return Tuned(
+        chosen,
+        [*caveats, *edge_notes(frame)],
+        frame,
+    )
 
 
 def carry(plan: Plan, chosen: dict[str, Point]) -> list[str]:
@@ -107,7 +119,15 @@ def points_of(grid: Grid) -> list[Point]:
     if grid:
         for values in itertools.product(*grid.values()):
             texts = map(toml_value, values)
-            points.append(dict(zip(grid, texts, strict=True)))
+            points.append(
+                dict(
+                    zip(
+                        grid,
+                        texts,
+                        strict=True,
+                    )
+                )
+            )
     return points
 
 
