@@ -69,9 +69,7 @@ def test_a_warning_that_cannot_be_written_ends_nothing(lab, command):
     recipe = lab.recipe(warmup_steps="50")
     name = ("--name", "r") if command == "pretrain" else ("--seeds", "0")
     full = Path("/dev/full")
-    process = lab.zygote.start(
-        command, "--recipe", recipe, *name, cwd=lab.folder, out=full, err=full
-    )
+    process = lab.zygote.start(command, recipe, *name, cwd=lab.folder, out=full, err=full)
     assert process.wait(60) == (0 if command == "pretrain" else 6)
     run = "r" if command == "pretrain" else "tiny-seed0"
     assert lab.events(run, "end")[-1]["status"] == "finished"

@@ -39,8 +39,7 @@ LARGE = ("--set", "model.n_embd=100000", "--set", "model.n_layer=1000")
 )
 def test_numbers_on_the_command_line(lab, words, code, message):
     """F97."""
-    recipe = ("--recipe", lab.recipe())
-    errors = lab.call(words[0], *recipe, *words[1:], inject=LITTLE_MEMORY, code=code).errors
+    errors = lab.call(words[0], lab.recipe(), *words[1:], inject=LITTLE_MEMORY, code=code).errors
     assert message in errors and "Traceback" not in errors
     assert not (lab.folder / "runs" / "r").exists()
 
