@@ -7,12 +7,8 @@ is their group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from efftrain_cli.recipe.check import methods_in
-from efftrain_cli.recipe.recipe import Recipe
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -130,8 +126,6 @@ COLUMNS = (
 )
 AXES = {column.name: column.series for column in COLUMNS if column.group == "axis"}
 """What a curve can be drawn over, and its name in wandb."""
-METHODS = {method.prefix or name: name for name, method in methods_in(Recipe).items()}
-"""Prefix of a method's columns -> its section."""
 
 
 def find_column(name: str) -> Column | None:
@@ -140,25 +134,3 @@ def find_column(name: str) -> Column | None:
         if name == column.name or (column.by and name.startswith(column.name)):
             return column
     return None
-
-
-def series_of(name: str) -> str:
-    """Return the grouped name of a column: "loss" is "train/loss", "pld_theta" "theta" of the
-    method so abbreviated."""
-    column = find_column(name)
-    if column is not None:
-        return column.series + name.removeprefix(column.name)
-    prefix, _, rest = name.partition("_")
-    if rest and prefix in METHODS:
-        return f"{METHODS[prefix]}/{rest}"
-    return f"other/{name}"
-
-
-def grouped(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of metrics.jsonl under grouped names, without what is null and what only the
-    file needs."""
-    return {
-        series_of(column): value
-        for column, value in row.items()
-        if value is not None and column != "check"
-    }

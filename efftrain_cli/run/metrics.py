@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import select
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import CheckpointError, DataError
-from efftrain_cli.run.lines import Values, last_lines, parse, read_file, read_lines, split_lines
+from efftrain_cli.run.lines import Values, last_lines, read_file, read_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +28,6 @@ if TYPE_CHECKING:
 
 _COUNTERS = ("step", "segment")
 """Columns that decide which rows count; always read."""
-POLL_SECONDS = 1.0
-"""Seconds between two looks at a run that is followed."""
 
 
 @dataclass(frozen=True)
@@ -133,36 +127,6 @@ def last_row(run: Path) -> Values:
         for row in last_lines(run / "metrics.jsonl")[-1:]:
             return row
     return {}
-
-
-def follow_run(run: Path) -> Iterator[Values]:
-    """Yield each row that another process writes to a run, until standard input closes; damaged
-    ones are left out."""
-    position = 0
-    closed = False
-    while True:
-        content = b""
-        with contextlib.suppress(FileNotFoundError), (run / "metrics.jsonl").open("rb") as file:
-            file.seek(position)
-            content = file.read()
-        # Only whole lines are read past: a resume cuts a torn last one off, and may write others
-        # in its place.
-        content = content[: content.rfind(b"\n") + 1]
-        position += len(content)
-        yield from filter(None, map(parse, split_lines(content).texts))
-        if closed:
-            return
-        closed = _is_input_closed(POLL_SECONDS)
-
-
-def _is_input_closed(seconds: float) -> bool:
-    """Wait for at most `seconds`; return True as soon as standard input has ended."""
-    try:
-        ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
-    except (OSError, ValueError):
-        time.sleep(seconds)
-        return True
 
 
 def to_float(value: object) -> float:

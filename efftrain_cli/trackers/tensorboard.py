@@ -14,8 +14,8 @@ from pathlib import Path
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import make_folder
-from efftrain_cli.run.columns import grouped
-from efftrain_cli.run.metrics import follow_run, latest_rows
+from efftrain_cli.run.metrics import latest_rows
+from efftrain_cli.trackers.rows import follow_run, grouped
 
 
 def check_installed() -> None:

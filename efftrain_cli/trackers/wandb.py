@@ -26,9 +26,10 @@ from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.foundation.records import digest_of, read_json, text_digest
 from efftrain_cli.recipe.toml import flatten
-from efftrain_cli.run.columns import AXES, COLUMNS, grouped
-from efftrain_cli.run.metrics import follow_run, latest_rows
+from efftrain_cli.run.columns import AXES, COLUMNS
+from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.small_files import SmallFiles, read_run
+from efftrain_cli.trackers.rows import follow_run, grouped
 
 if TYPE_CHECKING:
     import wandb

@@ -30,7 +30,7 @@ class Edit(NamedTuple):
 TRAINED = """
 import torch
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.run.columns import series_of
+from efftrain_cli.trackers.rows import series_of
 from efftrain_cli.training.loop import train
 from efftrain_cli.training.record import read_records
 from tests.resume_law import RandomTokens

@@ -13,11 +13,12 @@ import psutil
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.run.columns import AXES, grouped, series_of
+from efftrain_cli.run.columns import AXES
 from efftrain_cli.run.lines import sealed
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.trackers import tensorboard
 from efftrain_cli.trackers import wandb as wandb_sync
+from efftrain_cli.trackers.rows import grouped, series_of
 from tests.conftest import REPOSITORY
 from tests.fake_runs import rows_of, write_rows, write_run
 from tests.launch import wait_until

@@ -8,7 +8,7 @@ import pytest
 
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.run.columns import series_of
+from efftrain_cli.trackers.rows import series_of
 from efftrain_cli.training.gradient import Gradient
 from efftrain_cli.training.loop import train
 from efftrain_cli.training.record import read_records

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from efftrain_cli.run import metrics
 from efftrain_cli.run.lines import sealed
-from efftrain_cli.run.metrics import _is_input_closed, follow_run, last_row
+from efftrain_cli.run.metrics import last_row
+from efftrain_cli.trackers import rows as tracker_rows
+from efftrain_cli.trackers.rows import _is_input_closed, follow_run
 
 
 def test_input_is_closed_when_its_writer_has_gone(monkeypatch):
@@ -29,6 +30,6 @@ def test_a_flipped_digit_is_not_sent_on(tmp_path, monkeypatch):
     lines[1] = lines[1].replace("4.5", "4.4")
     lines[3] = lines[3].replace("4.5", "4.6")
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
-    monkeypatch.setattr(metrics, "_is_input_closed", lambda seconds: True)
+    monkeypatch.setattr(tracker_rows, "_is_input_closed", lambda seconds: True)
     assert list(follow_run(tmp_path)) == [rows[0], rows[2]]
     assert last_row(tmp_path) == rows[2]
