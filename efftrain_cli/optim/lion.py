@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.optim.optimizer import ParameterSet, Settings, decays, keep_if, split_by_size
+from efftrain_cli.optim.optimizer import (
+    ParameterSet,
+    Settings,
+    decays,
+    keep_if,
+    split_by_size,
+)
 
 _GROUP = {"cpu": 1 << 18, "cuda": 1 << 26}
 """Elements that are updated together, by device type: what a CPU's cache holds; on CUDA a bound on
@@ -33,18 +39,20 @@ class Lion:
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
         self._betas = settings.betas
-        device = next(iter(parameters.named.values())).device
-        most = _GROUP.get(device.type, 1 << 22)
+        first = next(iter(parameters.named.values()))
+        most = _GROUP.get(first.device.type, 1 << 22)
         self._momentum: Tensors = {}
         by_decay: dict[float, list[str]] = {}
         for name, parameter in parameters.named.items():
             self._momentum[name] = torch.zeros_like(parameter)
-            weight_decay = settings.weight_decay * decays(parameters.kinds[name])
+            kind = parameters.kinds[name]
+            weight_decay = settings.weight_decay * decays(kind)
             by_decay.setdefault(weight_decay, []).append(name)
         self._parameters = dict(parameters.named)
         self._groups: list[tuple[float, list[str]]] = []
         for weight_decay, names in by_decay.items():
-            sizes = [self._momentum[name].numel() for name in names]
+            momenta = [self._momentum[name] for name in names]
+            sizes = [momentum.numel() for momentum in momenta]
             for part in split_by_size(sizes, most):
                 self._groups.append((weight_decay, names[part]))
 
@@ -57,6 +65,7 @@ class Lion:
     ) -> None:
         """See `Optimizer.step`; `beta2` is not read, and the recipe's rules allow none."""
         skip = found_inf.bool()
+        of_direction, of_momentum = self._betas
         for weight_decay, names in self._groups:
             weights: list[Tensor] = []
             momenta = []
@@ -67,30 +76,22 @@ class Lion:
                     weights.append(self._parameters[name])
                     momenta.append(self._momentum[name])
                     gradients.append(gradient)
-            if weights:
-                new = self._updated(weights, momenta, gradients, lr, weight_decay)
-                keep_if(skip, [*weights, *momenta], new)
-
-    def _updated(
-        self,
-        weights: list[Tensor],
-        momenta: list[Tensor],
-        gradients: list[Tensor],
-        lr: float,
-        weight_decay: float,
-    ) -> list[Tensor]:
-        """Return new weights, then new momenta."""
-        of_direction, of_momentum = self._betas
-        directions = torch._foreach_lerp(gradients, momenta, of_direction)
-        torch._foreach_sign_(directions)
-        new_weights = torch._foreach_mul(weights, 1 - lr * weight_decay)
-        torch._foreach_sub_(new_weights, directions, alpha=lr)
-        new_momenta = torch._foreach_lerp(gradients, momenta, of_momentum)
-        return [*new_weights, *new_momenta]
+            if not weights:
+                continue
+            directions = torch._foreach_lerp(gradients, momenta, of_direction)
+            torch._foreach_sign_(directions)
+            new_weights = torch._foreach_mul(weights, 1 - lr * weight_decay)
+            torch._foreach_sub_(new_weights, directions, alpha=lr)
+            new_momenta = torch._foreach_lerp(gradients, momenta, of_momentum)
+            keep_if(skip, weights, new_weights)
+            keep_if(skip, momenta, new_momenta)
 
     def tensors(self) -> Tensors:
         """See `Optimizer.tensors`: `exp_avg.NAME`."""
-        return {f"exp_avg.{name}": momentum for name, momentum in self._momentum.items()}
+        tensors = {}
+        for name, momentum in self._momentum.items():
+            tensors[f"exp_avg.{name}"] = momentum
+        return tensors
 
     def columns(self) -> Tensors:
         """Return no columns: Lion has no second moments."""

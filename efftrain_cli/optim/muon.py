@@ -77,13 +77,16 @@ class Muon:
             start = 0
             for buffer in self._momentum[name].split(counts):
                 rows = slice(start, start + len(buffer))
-                by_shape.setdefault(buffer.shape, []).append(_Part(parameter, rows, buffer))
                 start = rows.stop
+                part = _Part(parameter, rows, buffer)
+                by_shape.setdefault(buffer.shape, []).append(part)
         self._groups: list[list[_Part]] = []
         for shape, parts in by_shape.items():
             sizes = [shape.numel()] * len(parts)
-            self._groups += [parts[group] for group in split_by_size(sizes, _GROUP)]
-        self._adamw = AdamW(ParameterSet(named=others, kinds=kinds), settings)
+            for group in split_by_size(sizes, _GROUP):
+                self._groups.append(parts[group])
+        updated = ParameterSet(named=others, kinds=kinds)
+        self._adamw = AdamW(updated, settings)
 
     @torch.no_grad()
     def step(
@@ -98,7 +101,12 @@ class Muon:
         for group in self._groups:
             self._update(group, lr * self._lr_ratio, skip)
 
-    def _update(self, group: list[_Part], lr: float, skip: Tensor) -> None:
+    def _update(
+        self,
+        group: list[_Part],
+        lr: float,
+        skip: Tensor,
+    ) -> None:
         """Update matrices of one shape, those that have a gradient."""
         weights = []
         momenta = []
@@ -120,11 +128,14 @@ class Muon:
             scale = 0.2 * math.sqrt(max(rows, columns))
         new_weights = torch._foreach_mul(weights, 1 - lr * self._weight_decay)
         torch._foreach_add_(new_weights, directions, alpha=-lr * scale)
-        keep_if(skip, [*weights, *momenta], [*new_weights, *new_momenta])
+        keep_if(skip, weights, new_weights)
+        keep_if(skip, momenta, new_momenta)
 
     def tensors(self) -> Tensors:
         """See `Optimizer.tensors`: `momentum_buffer.NAME` of matrices, AdamW's of the others."""
-        tensors = {f"momentum_buffer.{name}": buffer for name, buffer in self._momentum.items()}
+        tensors = {}
+        for name, buffer in self._momentum.items():
+            tensors[f"momentum_buffer.{name}"] = buffer
         return tensors | self._adamw.tensors()
 
     def columns(self) -> Tensors:
@@ -140,11 +151,18 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     if is_tall:
         x = x.mT
     # The spectral norm is then at most 1.
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    norms = x.norm(dim=(1, 2), keepdim=True)
+    x = x / norms.clamp(min=1e-7)
     first, third, fifth = _COEFFICIENTS
     for _ in range(NEWTON_SCHULZ_ITERATIONS):
         gram = x @ x.mT
-        polynomial = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
+        polynomial = torch.baddbmm(
+            gram,
+            gram,
+            gram,
+            beta=third,
+            alpha=fifth,
+        )
         x = torch.baddbmm(x, polynomial, x, beta=first)
     if is_tall:
         x = x.mT
