@@ -117,8 +117,8 @@ def select_runs(names: Sequence[str]) -> list[Path]:
         selected |= {runs_root() / run: None for run in runs}
     if missing:
         raise UsageError(
-            f"no runs in {runs_root()} are called {' or '.join(missing)}\n"
-            "  name runs, their recipes or globs; `efftrain runs list` shows all runs"
+            f"there is no run {' or '.join(missing)} in {runs_root()}\n"
+            "  name runs, their recipes or globs; `efftrain runs list` shows all"
         )
     return list(selected)
 

@@ -340,7 +340,7 @@ ROWS = [
         variable("EFFTRAIN_RUNS", "runs"),
     ),
     Row(
-        "no run, glob of runs or recipe",
+        "name runs, their recipes or globs",
         "compare nobody",
         "efftrain runs list",
         "runs list",
