@@ -182,11 +182,19 @@ def resume_notes(events: Sequence[Mapping[str, Any]]) -> list[str]:
     return notes
 
 
+UNSAID = ("optim.decay_shape", "linear")
+"""A key and value that a recipe may leave out: it computes the same."""
+
+
 def computed_values(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a recipe that decide what it computes, by dotted key, but the seed."""
     values = {}
     for key, value in flatten(recipe).items():
-        if key != "seed" and not key.startswith(small_files.NOT_COMPUTED):
+        if (
+            key != "seed"
+            and (key, value) != UNSAID
+            and not key.startswith(small_files.NOT_COMPUTED)
+        ):
             values[key] = value
     return values
 

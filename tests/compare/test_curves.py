@@ -10,6 +10,7 @@ import pytest
 from efftrain_cli.compare.comparison import compare
 from efftrain_cli.compare.curves import cost_to_reach, isotonic_fit, log_saving, smooth_end
 from efftrain_cli.compare.show import bound_text
+from efftrain_cli.run.reading import computed_values
 from tests.compare.known_runs import row_of
 from tests.compare.runs import make_arm, make_run
 
@@ -83,8 +84,10 @@ def test_costs_are_blank_where_schedules_differ(of_arm, why):
 
 def test_a_decay_that_is_written_out_is_the_default():
     """It ends with the budget of 1,000 tokens whether or not a recipe says so."""
-    written = {"optim.decay_tokens": 1000, "optim.decay_shape": "linear"}
-    assert pairs(**written).estimate == pytest.approx(pairs().estimate)
+    assert pairs(**{"optim.decay_tokens": 1000}).estimate == pytest.approx(pairs().estimate)
+    optim = {"schedule": "wsd", "decay_share": 0.2}
+    written = computed_values({"seed": 1, "optim": {**optim, "decay_shape": "linear"}})
+    assert written == computed_values({"optim": optim})
 
 
 def test_fewer_than_six_evaluations_show_no_cost():
