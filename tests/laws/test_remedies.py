@@ -332,14 +332,6 @@ ROWS = [
         trained,
     ),
     Row(
-        "no run can be made in",
-        TRAIN,
-        "set EFFTRAIN_RUNS to another folder",
-        TRAIN,
-        variable("EFFTRAIN_RUNS", "my.txt/runs"),
-        variable("EFFTRAIN_RUNS", "runs"),
-    ),
-    Row(
         "name runs, their recipes or globs",
         "compare nobody",
         "efftrain runs list",
@@ -455,6 +447,11 @@ ELSEWHERE = {
     "the text has changed since run": "faults/test_checkpoints.py",
     "is another recipe": "tune_warmup/test_tune_warmup.py",
     "holds no search": "tune_warmup/test_tune_warmup.py",
+    "ends there or before": "training/test_branch.py",
+    "a branch of {} cannot have another tokenizer": "training/test_branch.py",
+    "leave --from out": "training/test_branch.py",
+    "has no checkpoint of step": "training/test_branch.py",
+    "budgets branch off one run": "study/test_sizes.py",
 }
 """Refusals that need processes, another Python or another device, and the tests that meet them."""
 
