@@ -60,7 +60,7 @@ class EvalConfig:
     stride: int | None = None
     """Tokens predicted by each later window of a whole text; None: disjoint windows."""
     batch_tokens: int | None = None
-    """Tokens per forward pass; None: 4096 on a CPU and 65,536 on CUDA."""
+    """Tokens per forward pass; None: 1024 on a CPU and 65,536 on CUDA."""
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """Type that the blocks compute in; auto: bf16 on CUDA. The head is fp32 always."""
     device: str = "auto"
@@ -217,7 +217,7 @@ def _load_model(run: str, config: EvalConfig) -> tuple[TrainedModel, HarnessMode
         tokenizer=trained.tokenizer,
         context_length=length,
         stride=config.stride,
-        batch_tokens=config.batch_tokens or (65_536 if on_cuda else 4_096),
+        batch_tokens=config.batch_tokens or (65_536 if on_cuda else 1_024),
         bf16=config.dtype == "bf16" or (config.dtype == "auto" and on_cuda),
     )
     return trained, model

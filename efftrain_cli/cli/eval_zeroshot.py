@@ -65,7 +65,7 @@ def eval_zeroshot(
     ] = None,
     batch_tokens: Annotated[
         int | None,
-        Option(min=1, help="Tokens per forward pass.", show_default="4096; 65536 on CUDA"),
+        Option(min=1, help="Tokens per forward pass.", show_default="1024; 65536 on CUDA"),
     ] = None,
     dtype: Annotated[
         Literal["auto", "fp32", "bf16"],

@@ -12,7 +12,6 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from efftrain_cli.compare.inference import correct
 from efftrain_cli.data.corpus import apportion
 from efftrain_cli.data.windows import permute
 from efftrain_cli.foundation.section import parse_count
@@ -269,16 +268,3 @@ def test_a_count_is_exact_however_it_is_written(number):
 
 
 # --- inference ------------------------------------------------------------------------------------
-
-
-@quick
-@given(st.lists(st.floats(0, 1), max_size=12))
-def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values):
-    adjusted = correct(p_values)
-    assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
-    assert all(
-        adjusted[i] <= adjusted[j]
-        for i, p in enumerate(p_values)
-        for j, q in enumerate(p_values)
-        if p < q
-    )

@@ -206,25 +206,6 @@ def test_clipping_by_device():
     assert found.keys() == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("clip", ["global", "module"])
-def test_a_warmup_step_clips_by_one_norm(clip):
-    """Three devices, each with a norm above 0.25: clipped one by one, all would have 0.25 sqrt(3) =
-    0.4330."""
-    recipe = recipe_of(4, "optim.grad_clip=0.25", clip=clip, warmup_steps=1, split=(1, 1, 1, 1))
-    state, norms = fresh(recipe), []
-
-    class Measured:
-        columns, tensors = state.optimizer.columns, state.optimizer.tensors
-
-        def step(self, lr: float, found_inf: Tensor, beta2: float | None = None) -> None:
-            gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
-            norms.append(float(torch.nn.utils.get_total_norm(gradients)))
-
-    state.optimizer = Measured()
-    run(state, recipe, 1)
-    assert norms == [pytest.approx(0.25, rel=1e-4)]
-
-
 # --- the section ----------------------------------------------------------------------------------
 
 GPT2 = config_of(n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=50257)

@@ -3,8 +3,6 @@ blocks computes and costs."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -83,27 +81,6 @@ def test_the_equation_is_unbiased_and_the_code_is_not():
     assert [p * scale for p, scale in pairs] == pytest.approx(
         [1.142857, 1.166667, 1.2, 1.25], abs=1e-6
     )
-
-
-@pytest.mark.parametrize(
-    "keep, n_layer, theta, expected",
-    [
-        ("equation", 12, 0.5, 8.75), ("equation", 12, 0.7, 10.05), ("equation", 12, 0.9, 11.35),
-        ("code", 12, 0.5, 9.25), ("code", 12, 0.7, 10.35), ("code", 12, 0.9, 11.45),
-        ("equation", 4, 0.5, 2.75), ("equation", 6, 0.5, 4.25),
-        ("code", 4, 0.5, 3.25), ("code", 6, 0.5, 4.75),
-    ],
-)  # fmt: skip
-def test_expected_number_of_blocks(keep, n_layer, theta, expected):
-    drop = ProgressiveLayerDrop(theta=theta, steps=0, keep=keep)
-    p = drop.keep_probabilities(1, n_layer)
-    assert sum(p) == pytest.approx(expected)
-    draws = 4000
-    active = (
-        sum(sum(drop.gates(p, seed=7, step=step, micro_step=0)) for step in range(1, draws + 1))
-        / draws
-    )
-    assert abs(active - expected) < 3 * math.sqrt(sum(q * (1 - q) for q in p) / draws)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from efftrain_cli.methods.simigrad import (
     Dots,
     SimiGrad,
-    half_dots,
     mean_dots,
     noise_scale,
     similarity,
@@ -167,21 +165,3 @@ def test_phi_and_noise_scale_of_a_synthetic_model(n_a, n_b):
         a_dot_b, a_square, b_square = dots
         closed_form = n_a / 2 * (a_square + b_square - 2 * a_dot_b) / a_dot_b
         assert noise_scale(dots, n_a, n_b) == pytest.approx(closed_form, rel=1e-12)
-
-
-@pytest.mark.parametrize("n_a, n_b", [(4, 4), (5, 4)])
-def test_half_dots_are_those_of_the_mean_gradients(n_a, n_b):
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(300, 700), (700,), (1,), (3, 5)]
-    common = [torch.randn(shape, generator=generator) for shape in shapes]
-    # Sums of the two halves' losses over one constant: the shares of the mean gradients.
-    a = [n_a / (n_a + n_b) * (c + torch.randn(c.shape, generator=generator)) for c in common]
-    b = [n_b / (n_a + n_b) * (c + torch.randn(c.shape, generator=generator)) for c in common]
-    flat_a = torch.cat([t.flatten() for t in a]).double() * (n_a + n_b) / n_a
-    flat_b = torch.cat([t.flatten() for t in b]).double() * (n_a + n_b) / n_b
-    dots = half_dots(a, b, n_a, n_b).tolist()
-    assert dots == pytest.approx(
-        [float(flat_a @ flat_b), float(flat_a @ flat_a), float(flat_b @ flat_b)], rel=1e-5
-    )
-    cosine = torch.nn.functional.cosine_similarity(flat_a, flat_b, dim=0).item()
-    assert similarity(tuple(dots)) == pytest.approx(cosine, rel=1e-5)

@@ -248,27 +248,6 @@ def test_reset_forgets_every_moment_and_counter():
     assert grow(state_of(small_model()), operators, section, seed=0).optimizer == {}
 
 
-def test_what_is_new_learns_where_it_can():
-    """Step 1 reaches the columns of the table, rows of o and down; the input columns follow when
-    the table has."""
-    model = small_model(config=LLAMA)
-    tokens = tokens_of(LLAMA)
-    grown = grow_size(state_of(model), Operator("pad", 24))
-    assert grown.config.norm_eps == pytest.approx(1e-3 * 16 / 24)
-    assert grown.config.head_size == 4 and grown.config.n_head == 4
-    wide = model_of(grown)
-    mean_loss(wide, tokens).backward()
-    gradients = {name: p.grad for name, p in wide.named_parameters()}
-    assert gradients["wte.weight"][:61, 16:].abs().max() > 0  # type: ignore[index]
-    assert gradients["h.0.attn.c_proj.weight"][16:].abs().max() > 0  # type: ignore[index]
-    assert not gradients["h.0.attn.c_attn.weight"][:, 16:].any()  # type: ignore[index]
-    weight = wide.h[0].mlp.c_fc.weight
-    spread = weight[:, :16].std().item()
-    assert weight[:, 16:].std().item() == pytest.approx(spread, rel=0.1)
-    new = grown.optimizer["exp_avg"]["h.0.mlp.c_fc.weight"]
-    assert not new[:, 16:].any() and new[:, :16].any()
-
-
 def test_muons_momentum_grows():
     state = state_of(small_model(config=LLAMA))
     momentum = {n: t for n, t in state.optimizer["exp_avg"].items() if n.endswith("c_up.weight")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from lm_eval.api.instance import Instance
 
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.training import dist
-from efftrain_cli.zeroshot.model import HarnessModel, Window, batch_windows
+from efftrain_cli.zeroshot.model import HarnessModel, Window
 from tests.tiny import config_of
 from tests.trained_run import random_gpt
 
@@ -146,13 +144,6 @@ def test_equal_inputs_are_computed_once(gpt, tokenizer):
     assert shapes == [(2, 3)]
 
 
-def test_batches_hold_at_most_so_many_tokens_and_the_longest_first():
-    windows = [Window(number, (1,) * length, [1]) for number, length in enumerate((2, 5, 3, 5))]
-    batches = batch_windows(windows, batch_tokens=10)
-    assert [[window.request for window in batch] for batch in batches] == [[1, 3], [2, 0]]
-    assert batch_windows([], 10) == [[]]
-
-
 def test_an_answer_ends_at_a_stop_string_or_the_limit(gpt, tokenizer):
     """The plain arg-max of each step, cut by hand."""
     ids = [1, 3]
@@ -175,39 +166,3 @@ def test_an_answer_ends_at_a_stop_string_or_the_limit(gpt, tokenizer):
     with pytest.raises(ValueError, match="only greedy"):
         requests = [Instance("generate_until", {}, ("a", {"until": [], "do_sample": True}), 0)]
         model.generate_until(requests)
-
-
-def test_several_ranks_get_the_bits_of_one(gpt, tokenizer, monkeypatch):
-    """Five requests in batches of two windows; and one request, fewer than there are ranks. The
-    ranks are threads, whose exchange waits for all of them."""
-    few = asked(("ac", "d"))
-    many = asked(("ac", "d"), ("b", "a"), ("cc", "ab"), ("dd", "c"), ("ab", "ab"))
-    model = HarnessModel(model=gpt, tokenizer=tokenizer, context_length=LENGTH, batch_tokens=4)
-    expected = [model.loglikelihood(few), model.loglikelihood(many)]
-
-    own = threading.local()
-    said: list[Any] = [None] * 3
-    found: list[Any] = [None] * 3
-    barrier = threading.Barrier(3, timeout=30)
-
-    def gather(value: object) -> list[Any]:
-        said[own.rank] = value
-        barrier.wait()
-        values = list(said)
-        barrier.wait()
-        return values
-
-    monkeypatch.setattr(dist, "rank", lambda: own.rank)
-    monkeypatch.setattr(dist, "world_size", lambda: 3)
-    monkeypatch.setattr(dist, "gather_objects", gather)
-
-    def one(rank: int) -> None:
-        own.rank = rank
-        found[rank] = [model.loglikelihood(few), model.loglikelihood(many)]
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected] * 3
