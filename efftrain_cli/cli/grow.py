@@ -72,7 +72,7 @@ def grow(
     How: --set staged_growth.symmetry, .depth and .moments. The new stage: --set stages.1.lr,
     .rewarmup_steps and .schedule_ratio, or stages.2 if RUN was grown before.
     """
-    from efftrain_cli.methods.staged_growth import parse_operator
+    from efftrain_cli.methods.stages import parse_operator
 
     try:
         operators = [parse_operator(text) for text in operator or []]

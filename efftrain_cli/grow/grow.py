@@ -20,14 +20,8 @@ from pydantic import ValidationError
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.foundation.step import Progress
-from efftrain_cli.methods.staged_growth import (
-    Stage,
-    StagedGrowth,
-    StageModel,
-    Switch,
-    shapes_of_stages,
-    sizes_of,
-)
+from efftrain_cli.methods.staged_growth import StagedGrowth
+from efftrain_cli.methods.stages import Stage, StageModel, Switch, shapes_of_stages, sizes_of
 from efftrain_cli.recipe.draft import Draft, apply_override
 from efftrain_cli.recipe.recipe import (
     Recipe,

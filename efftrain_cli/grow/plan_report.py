@@ -11,7 +11,7 @@ import numpy as np
 from efftrain_cli.foundation.console import Row, table_lines
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.grow.planner import THRESHOLDS, Curve, equal_marginal_cost, saving, smooth
-from efftrain_cli.methods.staged_growth import Operator
+from efftrain_cli.methods.stages import Operator
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import load_recipe

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
-from efftrain_cli.methods.staged_growth import rewarmup_factor
+from efftrain_cli.methods.stages import rewarmup_factor
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.recipe.recipe import Recipe

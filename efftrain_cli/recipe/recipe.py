@@ -25,7 +25,8 @@ from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
-from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages
+from efftrain_cli.methods.staged_growth import StagedGrowth
+from efftrain_cli.methods.stages import Stage, shapes_of_stages
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.recipe.check import methods_in, validated
 from efftrain_cli.recipe.draft import Draft, read_recipe_file

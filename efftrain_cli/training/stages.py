@@ -15,7 +15,8 @@ from torch import Tensor
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.methods.growth_operators import GrowthState, grow
-from efftrain_cli.methods.staged_growth import StagedGrowth, parse_operator
+from efftrain_cli.methods.staged_growth import StagedGrowth
+from efftrain_cli.methods.stages import parse_operator
 from efftrain_cli.plan.plan import after_growth, stage_ended
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import build_state

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from efftrain_cli.methods.growth_operators import GrowthState, grow
-from efftrain_cli.methods.staged_growth import Operator, StagedGrowth
+from efftrain_cli.methods.staged_growth import StagedGrowth
+from efftrain_cli.methods.stages import Operator
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.model.parameter_kinds import parameter_kind
 from efftrain_cli.optim.adamw import AdamW

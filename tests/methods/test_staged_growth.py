@@ -11,9 +11,9 @@ import torch
 
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.methods.growth_operators import grow, grow_depth, grow_size, grow_width
-from efftrain_cli.methods.staged_growth import (
+from efftrain_cli.methods.staged_growth import StagedGrowth
+from efftrain_cli.methods.stages import (
     Operator,
-    StagedGrowth,
     default_schedule_ratio,
     log_log_slope,
     parse_operator,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
+from efftrain_cli.methods.stages import Stage, StageModel, Switch
 from efftrain_cli.training import compiling
 from efftrain_cli.training.compiling import compiled_graphs
 from efftrain_cli.training.objective import Objective

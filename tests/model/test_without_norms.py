@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
+from efftrain_cli.methods.stages import Stage, StageModel, Switch
 from efftrain_cli.model.flops import block_parameters, flops_per_token, parameter_count
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.model.hf import to_hf, write_hf

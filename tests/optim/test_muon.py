@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from efftrain_cli.methods.growth_operators import grow
-from efftrain_cli.methods.staged_growth import Operator, StagedGrowth
+from efftrain_cli.methods.staged_growth import StagedGrowth
+from efftrain_cli.methods.stages import Operator
 from efftrain_cli.optim.muon import Muon
 from efftrain_cli.optim.optimizer import ParameterSet
 from efftrain_cli.plan.plan import plan_run

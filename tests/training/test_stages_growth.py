@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch
+from efftrain_cli.methods.staged_growth import StagedGrowth
+from efftrain_cli.methods.stages import Stage, StageModel, Switch
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
