@@ -29,9 +29,9 @@ from benchmarks.gpu.measuring import Bench, Training, repeated
 from benchmarks.gpu.peer import peer
 from benchmarks.gpu.process import NeedsCuda, Note
 from efftrain_cli.bench import phase_seconds
-from efftrain_cli.foundation.tensors import Tensors
+from efftrain_cli.run.directory import Run
 from efftrain_cli.training.build import build_state
-from efftrain_cli.training.checkpoint import copies_of
+from efftrain_cli.training.checkpoint import begin_save
 from efftrain_cli.training.compiling import compile_seconds
 
 LARGE = "train.batch_size=512"
@@ -305,28 +305,31 @@ def large(bench: Bench, note: Note) -> None:
 
 
 def checkpoint(bench: Bench, note: Note) -> None:
-    """Seconds that a checkpoint of 1.5B keeps training waiting."""
+    """Seconds that a checkpoint of 1.5B keeps training waiting, and those of writing it beside."""
     training = bench.kept or Training(bench, name="gpt2-1.5b")
     bench.kept = None
-    path = bench.folder / "checkpoint"
     free = shutil.disk_usage(bench.folder).free
     note(disk_free_gb=free / 1e9)
     if free < 25e9 and not bench.smoke:
         raise RuntimeError("too little room on the disk for 19 GB")
-    tensors = training.state.weights() | training.state.optimizer.tensors()
-    host: Tensors = {}
-    for which in ("first_copy_seconds", "stops_training_seconds"):  # the first allocates the memory
-        bench.wait()
-        start = time.perf_counter()
-        copies_of(tensors, host)
-        bench.wait()
-        note(**{which: time.perf_counter() - start})
-    start = time.perf_counter()
-    training.save(path)
-    seconds = time.perf_counter() - start
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    note(written_seconds=seconds, gigabytes=size / 1e9, gb_per_second=size / 1e9 / seconds)
-    shutil.rmtree(path)
+    state = training.state
+    folder = bench.folder / "run"
+    folder.mkdir()
+    host: dict[str, Tensor] = {}
+    with Run(folder) as run:
+        for label in ("first", "later"):  # the first allocates host memory
+            state.progress = state.progress._replace(step=state.progress.step + 1)
+            bench.wait()
+            start = time.perf_counter()
+            writing = begin_save(run, state, training.recipe, host)
+            note(**{f"{label}_stops_training_seconds": time.perf_counter() - start})
+            bench.wait()
+            note(**{f"{label}_copied_seconds": time.perf_counter() - start})
+        assert writing is not None
+        seconds = writing.write()
+    size = sum(file.stat().st_size for file in writing.path.iterdir())
+    note(write_seconds=seconds, gigabytes=size / 1e9, gb_per_second=size / 1e9 / seconds)
+    shutil.rmtree(folder)
 
 
 def medium(bench: Bench, note: Note) -> None:
