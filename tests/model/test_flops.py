@@ -15,7 +15,7 @@ from efftrain_cli.model.flops import (
     peak_flops,
 )
 from efftrain_cli.model.gpt import GPT
-from tests.tiny import config_of, drawn, init_weights
+from tests.tiny import config_of
 
 CONFIG = config_of(n_layer=3)
 
@@ -57,66 +57,21 @@ def test_newton_schulz_by_hand_and_by_pytorchs_own_count():
     assert counter.get_total_flops() == newton_schulz_flops(CONFIG)
 
 
-def test_every_parameter_has_a_kind():
-    kinds = GPT(CONFIG).parameter_kinds()
-    assert len(kinds) == 4 + 3 * 12
-    assert kinds["wte.weight"] == "token_embedding" and kinds["wpe.weight"] == "position_embedding"
-    assert (
-        kinds["h.2.attn.c_attn.weight"] == "fused_matrix"
-        and kinds["h.0.mlp.c_fc.weight"] == "matrix"
-    )
-    assert kinds["ln_f.bias"] == "last_norm" and kinds["h.1.ln_2.weight"] == "vector"
-
-
-def test_hidden_and_head_are_the_model_with_and_without_caches():
-    model = GPT(CONFIG)
-    init_weights(model, 1)
-    tokens = drawn(61, 2, 9, seed=2)
-    with torch.no_grad():
-        whole = model.hidden(tokens)
-        assert whole.shape == (2, 9, 16)
-        assert torch.equal(model.head(whole), model(tokens))
-        caches = model.new_caches()
-        parts = [
-            model.hidden(tokens[:, :4], caches),
-            model.hidden(tokens[:, 4:5], caches),
-            model.hidden(tokens[:, 5:], caches),
-        ]
-        assert torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-6)
-        assert [cache.length for cache in caches] == [9, 9, 9]
-        with pytest.raises(ValueError, match="33 positions asked of a model that has 32"):
-            model.hidden(torch.zeros((2, 24), dtype=torch.int64), caches)
-
-
 @pytest.mark.parametrize(
     "name, bf16, fp32",
     [
         ("NVIDIA L4", 121e12, 30.3e12),
-        ("NVIDIA L40", 181e12, 90.5e12),
         ("NVIDIA L40S", 362e12, 91.6e12),
-        ("NVIDIA A10", 125e12, 31.2e12),
-        ("NVIDIA A10G", 70e12, 35e12),
-        ("NVIDIA A30", 165e12, 10.3e12),
-        ("NVIDIA A40", 149.7e12, 37.4e12),
-        ("NVIDIA RTX A6000", 154.8e12, 38.7e12),
         ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12),
         ("A100-SXM4-40GB", 312e12, 19.5e12),  # older drivers leave the vendor out
         ("NVIDIA H100 80GB HBM3", 989.5e12, 67e12),
-        ("NVIDIA H100 PCIe", 756e12, 51e12),
         ("NVIDIA H200", 989.5e12, 67e12),
-        ("NVIDIA H200 NVL", 835.5e12, 60e12),
-        ("NVIDIA H20", 148e12, 44e12),
         ("NVIDIA B200", 2250e12, 75e12),
         ("NVIDIA GB200", 360e15 / 2 / 72, 5760e12 / 72),  # NVL72: 360 PFLOP/s with sparsity
         ("NVIDIA B300 SXM6 AC", 36e15 / 2 / 8, 600e12 / 8),  # HGX B300: 36 PFLOP/s with sparsity
-        ("NVIDIA H800", 1979e12 / 2, 67e12),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 503.8e12, 126e12),
-        ("NVIDIA GeForce RTX 3090", 71e12, 35.6e12),
         ("NVIDIA GeForce RTX 4090", 165.2e12, 82.6e12),
-        ("NVIDIA GeForce RTX 5090", 209.5e12, 104.8e12),
         ("AMD Instinct MI300X", 1307.4e12, 163.4e12),
         ("Tesla T4", None, 8.1e12),  # no bf16 units
-        ("Tesla V100-SXM2-16GB", None, 15.7e12),
     ],
 )
 def test_peaks_are_those_of_the_data_sheets(name, bf16, fp32):
@@ -128,18 +83,9 @@ def test_peaks_are_those_of_the_data_sheets(name, bf16, fp32):
     "name",
     [
         "NVIDIA RTX A3000 Laptop GPU",
-        "NVIDIA A2",
-        "NVIDIA A16",
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
-        "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
         "NVIDIA H100",
-        "NVIDIA H800 PCIe MIG 1g.10gb",
-        "NVIDIA RTX 6000 Ada Generation",
-        "Quadro RTX 6000",
-        "NVIDIA GeForce RTX 3090 Ti",
-        "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA L40G",
         "AMD Instinct MI300A",
         "cpu",
         "",
