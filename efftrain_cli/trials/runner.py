@@ -237,7 +237,8 @@ class TrialRunner:
                     now = done
                     for slot in active.values():
                         now += tokens_so_far(slot.trial) - slot.tokens_before
-                    report(f"tokens of {total:,}", now)
+                    if now:
+                        report(f"tokens of {total:,}", now)
                 elif left:
                     names = listed([trial.name for trial in left])
                     report(f"waiting for {names}: another process's", 0)

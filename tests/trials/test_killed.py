@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
+import time
 
 import pytest
 
 from efftrain_cli.run.small_files import read_run
 from tests.conftest import typed
-from tests.launch import start_efftrain
+from tests.launch import start_efftrain, wait_until
 from tests.trials.stubs import STUDY
 
 COMMANDS = {
@@ -43,3 +44,20 @@ def test_a_command_killed_at_random_continues(folder, command):
     for path in (folder / "runs").glob("*-seed*"):
         events = [event["event"] for event in read_run(path).events]
         assert events.count("start") == 1 and events[-1] == "end"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("times", "code"), [(1, 75), (2, 130)])
+def test_ctrl_c_of_a_sweep_saves_its_runs(folder, times, code):
+    """F20: once, and again while they are being saved."""
+    words = typed("sweep plain.toml warm.toml --seeds 0 --jobs 2 --set train.tokens=1000000")
+    process = start_efftrain(folder, *words)
+    runs = [folder / "runs" / f"{arm}-tokens1000000-seed0" for arm in ("plain", "warm")]
+    wait_until(lambda: all((run / "metrics.jsonl").exists() for run in runs), process)
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    assert process.wait() == code
+    for run in runs:
+        wait_until(lambda: read_run(run).events[-1]["event"] == "end", timeout=60)  # noqa: B023
+        assert read_run(run).events[-1]["status"] == "stopped"
