@@ -226,6 +226,24 @@ def test_imports_point_down():
     assert not wrong, "these imports point up:\n" + "\n".join(sorted(wrong))
 
 
+MOST_FILES = {"cli": 24, "training": 30, "compare": 15, "model": 13}
+"""Files of the packages that may have more than twelve."""
+LONG = {
+    "data/building.py", "model/gpt.py", "model/hf.py", "plan/plan.py", "recipe/sections.py",
+    "study/plans.py", "training/checkpoint.py",
+}  # fmt: skip
+"""Files of more than 400 lines, which are to be divided."""
+
+
+def test_packages_have_few_files_and_files_few_lines():
+    for package in sorted({path.parent for path in PACKAGE.glob("*/*.py")}):
+        files = [path for path in package.glob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= MOST_FILES.get(package.name, 12), package.name
+    for path in PACKAGE.rglob("*.py"):
+        lines = len(path.read_text("utf-8").splitlines())
+        assert lines <= 400 or path.relative_to(PACKAGE).as_posix() in LONG, (path, lines)
+
+
 @pytest.mark.parametrize("depth", [1, 3], ids=["rooms", "files"])
 def test_imports_make_no_circle(depth):
     graph: dict[str, set[str]] = {}
