@@ -315,14 +315,14 @@ def test_another_place_is_recorded_and_said(lab):
 
 BUFFERED = """
 from efftrain_cli.training.logbook import Logbook
-add = Logbook.add
+note = Logbook._note
 
 def as_on_cuda(self, record):
     if record.is_evaluated:
-        return add(self, record)
+        return note(self, record)
     self._pending.append(record)  # no record is read because time has passed
 
-Logbook.add = as_on_cuda
+Logbook._note = as_on_cuda
 """
 
 
