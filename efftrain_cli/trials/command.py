@@ -19,12 +19,10 @@ from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageErr
 from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.foundation.signals import describe_end
 from efftrain_cli.run.reading import CURVE, Run
-from efftrain_cli.trials.trial import Trial, check_names
+from efftrain_cli.trials.trial import Trial, check_names, last_lines
 
 METRIC = r"val[_ ]loss[ :=]+(\S+)"
 """Regular expression of a printed loss."""
-TAIL = 5
-"""Last lines of a command that failed."""
 GROUPS = {*CURVE} - {"val_loss"}
 
 
@@ -165,8 +163,7 @@ def command_error(
     output: str,
 ) -> EfftrainError:
     """Return the error of a command that failed or printed no loss, with its last lines."""
-    tail = "\n".join(f"    {line}" for line in output.splitlines()[-TAIL:])
-    rest = f"its last lines:\n{tail or '    (nothing)'}"
+    rest = f"its last lines:\n{last_lines(output)}"
     if code:
         how, _ = describe_end(code)
         return EfftrainError(

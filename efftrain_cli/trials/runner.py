@@ -53,7 +53,7 @@ from efftrain_cli.run.reading import ENDED, Run, load_run
 from efftrain_cli.run.stability import PROBE
 from efftrain_cli.training.launch import check_devices
 from efftrain_cli.trials.processes import Child, ForkServer, Launch, launch_cold
-from efftrain_cli.trials.trial import Trial, check_trials, recipe_of, state_of
+from efftrain_cli.trials.trial import Trial, check_trials, last_lines, recipe_of, state_of
 
 TICK = 0.1
 """Seconds between two looks at the processes."""
@@ -297,9 +297,10 @@ class TrialRunner:
             return state  # another process was first
         how, exit_code = describe_end(code)
         log = self.log_of(name)
+        output = log.read_text("utf-8", errors="replace")
         error = EfftrainError(
             f"{name} {how}; the other runs are saved, the same command continues\n"
-            f"  its output is in {log} and ends with:\n{_tail(log)}"
+            f"  its output is in {log} and ends with:\n{last_lines(output)}"
         )
         error.exit_code = exit_code
         raise error
@@ -359,10 +360,3 @@ def result_line(slot: _Slot, states: dict[str, str]) -> str:
     ended = sum(state in ENDED for state in states.values())
     seconds = human_seconds(time.monotonic() - slot.started)
     return f"[{ended}/{len(states)}] {name}: {result}, {seconds}"
-
-
-def _tail(log: Path) -> str:
-    lines = []
-    if log.exists():
-        lines = log.read_text("utf-8", errors="replace").strip().splitlines()
-    return "\n".join(f"    {line}" for line in lines[-5:]) or "    (nothing)"

@@ -264,8 +264,14 @@ def recipe_of(trial: Trial) -> Recipe:
     return load_recipe(trial.recipe, [*trial.settings, f"seed={trial.seed}"])
 
 
-VALIDATED_ON = ("model.seq_len", "eval.windows", "data.tokenizer", "data.text_field")
-"""Recipe keys that decide, beside the text, what a recipe is validated on."""
+VALIDATED_ON = (
+    "model.seq_len",
+    "eval.windows",
+    "data.tokenizer",
+    "data.text_field",
+    "the validation text",
+)
+"""What decides what a recipe is validated on."""
 
 
 def check_comparable(trials: Sequence[Trial]) -> None:
@@ -278,27 +284,25 @@ def check_comparable(trials: Sequence[Trial]) -> None:
 
     # A trial of each recipe and setting: its seed decides none of these values.
     distinct = {(trial.recipe, trial.settings): trial for trial in trials}
-    decided: dict[str, dict[str, list[str]]] = {}
+    arms: dict[str, dict[str, list[str]]] = {}
     for trial in distinct.values():
         values = flat_values(recipe_of(trial))
-        deciding = {key: values.get(key) for key in VALIDATED_ON}
         # Without a validation text of its own, validation is cut from the training text.
         cut = f"{values.get('data.valid_fraction')} of {values.get('data.train')}"
-        deciding["the validation text"] = values.get("data.valid") or cut
-        for key, value in deciding.items():
-            arms = decided.setdefault(key, {}).setdefault(str(value), [])
-            arms.append(" ".join((trial.recipe, *trial.settings)))
+        values["the validation text"] = values.get("data.valid") or cut
+        for key in VALIDATED_ON:
+            same = arms.setdefault(key, {}).setdefault(str(values.get(key)), [])
+            same.append(" ".join((trial.recipe, *trial.settings)))
     problems = []
-    for key, values in decided.items():
-        if len(values) > 1:
-            each = (f"{value} in {', '.join(arms)}" for value, arms in values.items())
-            problems.append(f"  - {key}: {'; '.join(each)}")
+    for key, by_value in arms.items():
+        if len(by_value) > 1:
+            each = (f"{value} in {', '.join(names)}" for value, names in by_value.items())
+            problems.append(f"  - {key}: {'; '.join(each)}\n")
     if problems:
         raise UsageError(
             "these recipes would be validated on different text,"
-            " so their losses could not be compared:\n"
-            + "\n".join(problems)
-            + "\n  make them equal, for example with --set for all of them"
+            f" so their losses could not be compared:\n{''.join(problems)}"
+            "  make them equal, for example with --set for all of them"
         )
 
 
@@ -386,3 +390,9 @@ def _run_of(trial: Trial) -> Path | None:
             " --name for a sweep, another file name for a study"
         )
     return path
+
+
+def last_lines(output: str) -> str:
+    """Return the last five lines of a program's output, set in."""
+    lines = output.strip().splitlines()[-5:]
+    return "\n".join(f"    {line}" for line in lines) or "    (nothing)"
