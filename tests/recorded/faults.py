@@ -85,7 +85,6 @@ def damage_shards() -> None:
 FAULTS = {
     "F10 another shape": Fault(f"{RESUME} --set model.n_layer=3"),
     "F10 another rate": Fault(f"{RESUME} --set optim.lr=3e-4"),
-    "F10 another text": Fault(RESUME, write("text.txt", "other text\n" * 3000)),
     "F11 a flipped bit": Fault(
         "sample r --prompt x", lambda: flip(Path(STEP, "model.safetensors"), 9000)
     ),
