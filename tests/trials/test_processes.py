@@ -214,4 +214,5 @@ def test_the_server_s_memory_stays_flat(place):
         process = Path("/proc") / str(place.server.process.pid)
         size = re.findall(r"VmRSS:\s+(\d+) kB", (process / "status").read_text())[0]
         sizes.append((int(size), len(list((process / "fd").iterdir()))))
-    assert sizes[-1][0] - sizes[0][0] < 2048 and sizes[-1][1] == sizes[0][1]
+    # The pipe of a fork is closed just after its code is written.
+    assert sizes[-1][0] - sizes[0][0] < 2048 and sizes[-1][1] <= sizes[0][1] + 1
