@@ -211,11 +211,14 @@ def _not_saved(
             " Earlier checkpoints are untouched. Check that the disk is mounted, writable and sound"
         )
     needed = checkpoint_bytes(recipe, config)
+    free = free_bytes(path.parent.parent)
+    fix = f"make room, or lower checkpoint.keep (now {recipe.checkpoint.keep})"
+    if free >= needed:
+        # Another limit than that of bytes.
+        fix = "`df -i` shows a lack of inodes, `quota` a quota, `ulimit -f` a limit of file sizes"
     return DiskError(
-        f"{path}: the disk is full ({error.strerror}):"
-        f" {needed:,} bytes needed, {free_bytes(path.parent.parent):,} bytes free."
-        " Earlier checkpoints are untouched."
-        f" Make room, or lower checkpoint.keep (now {recipe.checkpoint.keep})"
+        f"{path}: {error.strerror}: {needed:,} bytes needed, {free:,} bytes free."
+        f" Earlier checkpoints are untouched\n  {fix}"
     )
 
 
