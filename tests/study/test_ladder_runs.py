@@ -48,4 +48,4 @@ def test_the_study_of_the_page_is_killed_and_goes_on_and_costs_what_was_planned(
     assert spent == pytest.approx(planned, rel=0.1)
     # Nothing is trained twice.
     again = lab.call("study ladder.toml --jobs 2", timeout=100)
-    assert "trained already" not in again.output + again.errors
+    assert "to train" not in again.output + again.errors
