@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
+import threading
+import time
 
 import pytest
 
@@ -132,3 +135,14 @@ def test_a_baseline_of_commands_is_trained_once_for_all_its_races(folder):
     calls = (folder / "calls.txt").read_text().split()
     assert calls.count("base100") == 1 and calls.count("other100") == 1
     assert "as race 2 against base" in second.stdout
+
+
+def test_a_race_waits_for_another_of_its_command(folder):
+    cli(*race("base", "better", "--pairs", "2"))
+    (path,) = (folder / "runs").glob("race-commands-*/lock")
+    with path.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        threading.Timer(0.5, lambda: fcntl.flock(lock, fcntl.LOCK_UN)).start()
+        start = time.monotonic()
+        cli(*race("base", "other", "--pairs", "2"))
+        assert time.monotonic() - start >= 0.5
