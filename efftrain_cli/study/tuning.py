@@ -22,7 +22,7 @@ FEW_SEEDS = 3
 CARRIED = -1 / 3
 """Power of the parameters by which rates are carried to larger sizes: Porian et al. 2024, arXiv
 2406.19146."""
-TUNED = "tuned on 3 seeds: a tie is told apart in about 9 % of races, not in 5"
+TUNED = "tuned on 3 seeds: a tie is told apart in 8 to 9 % of races, not in 5"
 """What a verdict of a tuned race says of itself."""
 
 
