@@ -25,6 +25,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _asked = ""
 """Name of the signal, or another reason, that asked to stop."""
 
+_is_interrupted = False
+"""Whether a Ctrl-C came; the next one ends the process."""
 _is_abandonable = False
 """Whether a signal ends the work under way."""
 
@@ -35,9 +37,12 @@ class Stop(BaseException):
 
 
 def _note(number: int, frame: FrameType | None) -> None:
+    global _is_interrupted
     name = signal.Signals(number).name
-    if name == "SIGINT" == _asked:
-        _end(130)
+    if name == "SIGINT":
+        if _is_interrupted:
+            _end(130)
+        _is_interrupted = True
     ask_to_stop(name)
     if _is_abandonable:
         raise Stop
@@ -107,7 +112,7 @@ def end_undisturbed() -> None:
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
     """Note signals inside, instead of ending the process. A second Ctrl-C ends it, with 130."""
-    global _asked
+    global _asked, _is_interrupted
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -121,7 +126,7 @@ def stop_on_signals() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        _asked = ""
+        _asked, _is_interrupted = "", False
 
 
 def ask_to_stop(reason: str) -> None:
