@@ -212,6 +212,9 @@ class TrialRunner:
         with show_progress(console, heading, STATUS_EVERY) as report, _saved(active):
             while left or active:
                 self._fill(left, active, states)
+                if left and not active:
+                    names = listed([trial.name for trial in left])
+                    report(f"waiting for {names}: another process trains them", 0)
                 time.sleep(TICK if active else 10 * TICK)
                 for place, slot in list(active.items()):
                     code = slot.child.poll()
@@ -239,9 +242,6 @@ class TrialRunner:
                         now += tokens_so_far(slot.trial) - slot.tokens_before
                     if now:
                         report(f"tokens of {total:,}", now)
-                elif left:
-                    names = listed([trial.name for trial in left])
-                    report(f"waiting for {names}: another process's", 0)
 
     def _fill(
         self,

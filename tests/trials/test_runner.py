@@ -54,6 +54,12 @@ def test_runs_of_a_study_are_listed_in_its_folder_once(folder):
     assert members.read_text() == "plain-seed0\nplain-seed1\n"
 
 
+def test_no_other_process_is_named_between_two_runs_of_ours(folder, capsys):
+    trials = plain(0, 1)
+    make_runner(folder, Pretrain(trials)).train(trials)
+    assert "another process" not in capsys.readouterr().err
+
+
 def test_a_stopped_sweep_continues_without_training_anything_twice(folder):
     """A run that diverges is a result."""
     trials = both(0, 1)
