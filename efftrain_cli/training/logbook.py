@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NoReturn
 
 import torch
@@ -247,6 +247,9 @@ class Logbook:
             return
         writing, written = self._writing
         self._writing = None
+        while not written.done():
+            # A signal that comes just before a wait without limit is handled after it.
+            wait([written], timeout=0.2)
         try:
             writing.record(written.result())
         except DiskError as error:
