@@ -51,7 +51,7 @@ def list_recipes(
     """List every recipe that --recipe finds by name, a line each: those in ./recipes, then those
     that ship with the program.
 
-    Parameters are those of the plan, with all tables; budgets are in tokens.
+    Parameters are counted without embeddings, budgets in tokens.
     """
     from efftrain_cli.recipe.draft import recipe_names
 
@@ -70,7 +70,8 @@ def list_recipes(
     for card in cards:
         numbers = f"{'':10}  {'':6}"
         if card["mistake"] is None:
-            numbers = f"{human(card['parameters']):>10}  {human(card['tokens']):>6}"
+            parameters = human(card["parameters_without_embeddings"])
+            numbers = f"{parameters:>10}  {human(card['tokens']):>6}"
         print(_cut(f"{card['name']:{longest}}  {numbers}  {card['mistake'] or card['summary']}"))
 
 
@@ -285,8 +286,7 @@ def _value(value: Any) -> str:
 
 def summarize_recipe(name: str) -> dict[str, Any]:
     """Return the values of a recipe that `recipes list` shows, or its first mistake."""
-    from efftrain_cli.model.flops import parameter_count
-    from efftrain_cli.plan.cost import likely_vocabulary
+    from efftrain_cli.model.flops import inner_parameters
     from efftrain_cli.recipe.draft import find_recipe, first_comment, shipped_recipes, shown_path
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.sections import config_of
@@ -309,12 +309,12 @@ def summarize_recipe(name: str) -> dict[str, Any]:
         card["mistake"] = mistake.split("\n")[0]
         return card
     model = recipe.model
-    vocab_size = likely_vocabulary(recipe.data.tokenizer)
     return card | {
         "n_layer": model.n_layer,
         "n_embd": model.n_embd,
         "seq_len": model.seq_len,
         "batch_size": recipe.train.batch_size,
         "tokens": recipe.train.tokens,
-        "parameters": parameter_count(config_of(model, vocab_size)),
+        # Without embeddings any vocabulary gives the same number.
+        "parameters_without_embeddings": inner_parameters(config_of(model, 1)),
     }
