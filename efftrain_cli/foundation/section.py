@@ -7,9 +7,15 @@ so recipes load in milliseconds.
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from inspect import getsource
+from itertools import pairwise
+from textwrap import dedent
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -17,11 +23,29 @@ from pydantic_core import ArgsKwargs
 
 from efftrain_cli.foundation.bounds import HEADS, LAYERS, WIDTH
 
-SECTION = ConfigDict(
-    extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
-)
-"""Unknown keys are errors, nothing is silently converted, numbers are finite, docstrings are
-descriptions."""
+SECTION = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+"""Unknown keys are errors, nothing is silently converted, numbers are finite."""
+
+
+@cache
+def field_docstrings(cls: type) -> dict[str, str]:
+    """Map the fields of a dataclass, its bases' too, to the docstrings below them.
+
+    pydantic's `use_attribute_docstrings` reads the source of every section at import, which takes
+    a fifth of `efftrain recipes list`; few commands show descriptions.
+    """
+    docstrings = {}
+    for base in filter(is_dataclass, reversed(cls.__mro__)):
+        definition = ast.parse(dedent(getsource(base))).body[0]
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in pairwise(definition.body):
+            match field, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    docstrings[name] = " ".join(text.split())
+    return docstrings
 
 
 def with_implied(given: Any, key: str, value: str, implied: Mapping[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from efftrain_cli.foundation.bounds import MISTAKES
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import Breaches, Problem, RecipeError
+from efftrain_cli.foundation.section import field_docstrings
 from efftrain_cli.methods.method import Method
 from efftrain_cli.recipe.aliases import read_aliases
 from efftrain_cli.recipe.draft import Draft, report
@@ -29,11 +30,20 @@ T = TypeVar("T")
 class Key(NamedTuple):
     """A key or section that a file may have."""
 
-    description: str
+    name: str
+    owner: type
+    """Class that has it as a field."""
     section: Any
     """Class of the section; None for a key."""
     is_optional: bool
     """Whether a file may take it away with `key = false`."""
+
+    @property
+    def description(self) -> str:
+        """The field's docstring, or else the first paragraph of its section's."""
+        own = field_docstrings(self.owner).get(self.name)
+        paragraph = (self.section.__doc__ or "").partition("\n\n")[0] if self.section else ""
+        return own or " ".join(paragraph.split())
 
 
 @cache
@@ -42,11 +52,8 @@ def known_keys(cls: Any) -> dict[str, Key]:
     keys: dict[str, Key] = {}
     for name, info in cls.__pydantic_fields__.items():
         section = _section_class(info.annotation)
-        description = info.description or ""
-        if section is not None and not description:
-            description = (section.__doc__ or "").partition("\n\n")[0]
         is_optional = type(None) in get_args(info.annotation) or info.default == ()
-        keys[name] = Key(" ".join(description.split()), section, is_optional)
+        keys[name] = Key(name, cls, section, is_optional)
         if section is not None:
             for inner, key in known_keys(section).items():
                 keys[f"{name}.{inner}"] = key
