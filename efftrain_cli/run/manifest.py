@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -115,27 +116,31 @@ def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> 
         CheckpointError: naming the first bad file.
     """
     listed = listed_files(directory, needed, needed or WITHOUT_OPTIMIZER)
-    names = list(listed)
-    for name in names:
+    for name, file in listed.items():
         path = directory / name
-        size = listed[name].bytes
-        if path.stat().st_size != size:
-            raise CheckpointError(
-                f"{path} is damaged: {path.stat().st_size} bytes, {size} were written"
-            )
+        size = path.stat().st_size
+        if size != file.bytes:
+            raise CheckpointError(f"{path} is damaged: {size} bytes, {file.bytes} were written")
 
     with ThreadPoolExecutor() as pool:
-        hashes = pool.map(sha256_of, [directory / name for name in names])
-        try:
-            for name, digest in zip(names, hashes, strict=True):
-                if digest != listed[name].sha256:
-                    raise CheckpointError(
-                        f"{directory / name} is damaged: its sha256 is not the one that was written"
-                    )
-        except OSError as error:
-            raise CheckpointError(f"{error.filename}: {error.strerror}") from None
+        check = partial(check_hash, files=listed)
+        list(pool.map(check, [directory / name for name in listed]))
 
     # What else may be wrong with the progress is found where it is read.
     with contextlib.suppress(DamagedError):
         read_record(directory / "progress.json", Record)
-    return frozenset(names)
+    return frozenset(listed)
+
+
+def check_hash(path: Path, files: Mapping[str, ManifestFile]) -> None:
+    """Check that a file is the one that the manifest lists.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    try:
+        digest = sha256_of(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    if digest != files[path.name].sha256:
+        raise CheckpointError(f"{path} is damaged: its sha256 is not the one that was written")

@@ -48,6 +48,7 @@ from efftrain_cli.run.manifest import (
     REQUIRED,
     SCHEMA_VERSION,
     ManifestFile,
+    check_hash,
     listed_files,
     write_manifest,
 )
@@ -370,20 +371,6 @@ def load(path: Path, state: TrainState, recipe: Recipe) -> None:
     if wrong := nonfinite_tensors(tensors):
         raise CheckpointError(f"{path}: NaN or infinity in {listed(wrong)}")
     state.progress = progress
-
-
-def check_hash(path: Path, files: Mapping[str, ManifestFile]) -> None:
-    """Check that a file is the one that the manifest lists.
-
-    Raises:
-        CheckpointError: it is not.
-    """
-    try:
-        digest = sha256_of(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-    if digest != files[path.name].sha256:
-        raise CheckpointError(f"{path} is damaged: its sha256 is not the one that was written")
 
 
 def take(
