@@ -26,14 +26,15 @@ def human(number: float, unit: str = "", digits: int = 3) -> str:
     """
     if not unit and abs(number) < 1e4:
         return f"{number:.4g}" if abs(number) < 999.95 else f"{number:,.0f}"
-    prefix = " " if unit else ""
+    prefix = ""
     for larger in "kMGTPEZ" if unit else "KMBT":
         # What three digits would round up to a thousand is one of the next.
         if abs(number) < 999.5:
             break
         number /= 1000
-        prefix = f" {larger}" if unit else larger
-    return f"{number:.{digits}g}{prefix}{unit}"
+        prefix = larger
+    space = " " if unit else ""
+    return f"{number:.{digits}g}{space}{prefix}{unit}"
 
 
 def counted(number: int, noun: str) -> str:
