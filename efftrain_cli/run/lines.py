@@ -30,8 +30,6 @@ Fields = Mapping[str, object]
 """Values by name, to be written."""
 TAIL = 1 << 15
 """Bytes of a file's end that hold its last lines."""
-CHECK = "check"
-"""Key of a line's check value."""
 _LINE_END = b', "check": "%08x"}'
 """End of a checked line, with a place for the CRC-32."""
 _END_LENGTH = len(_LINE_END % 0)
@@ -93,7 +91,7 @@ def parse(line: bytes) -> Values | None:
         return None
     if not isinstance(value, dict):
         return None
-    value.pop(CHECK, None)
+    value.pop("check", None)
     return value
 
 

@@ -65,10 +65,5 @@ def series_of(name: str) -> str:
 
 
 def grouped(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of metrics.jsonl under grouped names, without what is null and what only the
-    file needs."""
-    return {
-        series_of(column): value
-        for column, value in row.items()
-        if value is not None and column != "check"
-    }
+    """Return a row of metrics.jsonl under grouped names, without what is null."""
+    return {series_of(column): value for column, value in row.items() if value is not None}

@@ -57,7 +57,6 @@ def test_columns_stand_in_groups():
         "loss": 1.0,
         "val_loss": None,
         "lr": 0.1,
-        "check": "ab",
         "tokens_per_second": 7.0,
         "loss_ratio": 1.1,
         "pld_theta": 0.5,
