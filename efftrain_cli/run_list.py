@@ -19,7 +19,7 @@ from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
 from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import read_record
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
-from efftrain_cli.run.glance import Glance, glance, glance_at_group, written_at
+from efftrain_cli.run.glance import Glance, fault_of, glance, glance_at_group, written_at
 from efftrain_cli.run.lines import read_file
 from efftrain_cli.run.names import run_groups, runs_named
 from efftrain_cli.run.origin import read_origin
@@ -107,14 +107,14 @@ def glance_at_runs(
         entries.sort(key=lambda entry: -entry[0])
     if sort == "name":
         entries.sort(key=lambda entry: entry[1])
-    if sort in ("age", "name") and most:
-        return [look() for _, _, look in entries[:most]], len(entries[most:])
-    lines = [look() for _, _, look in entries]
+    shown = entries[:most] if sort in ("age", "name") else entries
+    lines = [look() for _, _, look in shown]
     if sort == "tokens":
         lines.sort(key=lambda line: -line.tokens)
     if sort == "loss":
         lines.sort(key=lambda line: math.inf if line.val_loss is None else line.val_loss)
-    return lines[:most], len(lines[most:]) if most else 0
+    lines = lines[:most]
+    return lines, len(entries) - len(lines)
 
 
 def row_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -155,9 +155,8 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         return row_of(path)
     except Exception as error:  # one run that nobody can read must not hide the others
-        reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
-        row |= {"status": "unreadable", "recipe": "-", "tokens": 0.0}
-        row["problem"] = "\n".join(map(printable, reason.split("\n")))
+        fault = fault_of(path, error)
+        row |= {"status": "unreadable", "recipe": "-", "tokens": 0.0, "problem": fault}
         return row, {}
 
 
@@ -224,16 +223,15 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
     paths: dict[Path, None] = {}
     races: dict[Path, None] = {}
     for name in names:
-        folder = run_path(name) if not has_magic(name) else runs_root()
-        if (folder / "study.toml").is_file():
-            races[folder] = None
-            matches = runs_of_race(name)
-        elif has_magic(name):
+        if has_magic(name):
             matches = [run_path(run) for run in existing if fnmatch.fnmatchcase(run, name)]
             if not matches:
                 raise UsageError(
                     f"no run in {runs_root()} matches {name!r}\n  `efftrain runs list` shows all"
                 )
+        elif (run_path(name) / "study.toml").is_file():
+            races[run_path(name)] = None
+            matches = runs_of_race(name)
         else:
             # A folder that is not yet a run, because its start was killed, may be removed by its
             # name.

@@ -62,12 +62,11 @@ def glance(path: Path) -> Glance:
         row = rows[-1] if rows else {}
         status = _status(path, row)
     except Exception as error:  # one run that nobody can read must not hide the others
-        reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
         return Glance(
             name=printable(path.name),
             status="unreadable",
             written=written,
-            problem="\n".join(map(printable, reason.split("\n"))),
+            problem=fault_of(path, error),
         )
     losses = [row["val_loss"] for row in rows if _is_number(row.get("val_loss"))]
     return Glance(
@@ -77,6 +76,12 @@ def glance(path: Path) -> Glance:
         val_loss=losses[-1] if losses else None,
         written=written,
     )
+
+
+def fault_of(path: Path, error: Exception) -> str:
+    """Return why a run cannot be read, in printable lines."""
+    fault = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
+    return "\n".join(map(printable, fault.split("\n")))
 
 
 def glance_at_group(root: Path, group: RunGroup, written: float) -> Glance:
