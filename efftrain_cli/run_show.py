@@ -19,7 +19,7 @@ from efftrain_cli.run.lines import Values, read_file
 from efftrain_cli.run.metrics import all_rows, latest_rows, to_float
 from efftrain_cli.run.names import recipe_name
 from efftrain_cli.run.small_files import SmallFiles, read_run
-from efftrain_cli.run.stability import SLIGHT, validation_curve
+from efftrain_cli.run.stability import count_jumps, validation_curve
 from efftrain_cli.run_list import size_of
 
 PARTS = ("train", "eval", "checkpoint", "compile", "other")
@@ -34,19 +34,19 @@ def lines_of_run(path: Path) -> list[str]:
     """
     run = read_run(path)
     rows = latest_rows(path)
-    last = rows[-1] if rows else {}
     status = glance(path).status
     when = f"{datetime.fromtimestamp(written_at(path)).astimezone():%Y-%m-%d %H:%M}"
     what = "running, last row" if status.endswith("%") else status
     lines = [f"{run.name}, {what} {when}"]
-    lines += [f"{label:{LABEL}}{text}" for label, text in _facts(run, rows, last) if text]
+    lines += [f"{label:{LABEL}}{text}" for label, text in _facts(run, rows) if text]
     lines.append(f"{'disk':{LABEL}}{human(size_of(path), 'B')} in {shown_path(path)}")
     return lines
 
 
-def _facts(run: SmallFiles, rows: Sequence[Values], last: Values) -> Iterator[tuple[str, str]]:
+def _facts(run: SmallFiles, rows: Sequence[Values]) -> Iterator[tuple[str, str]]:
     """Yield labels and texts of the lines between the first and the last."""
     yield "result", _result(run, rows)
+    last = rows[-1] if rows else {}
     step = last.get("step", 0)
     resumes = sum(event.get("event") == "resume" for event in run.events)
     budget = run.recipe.get("train", {}).get("tokens")
@@ -86,11 +86,12 @@ def _branch(origin: Values | None, rows: Sequence[Values]) -> str:
 
 def _text(data: Values) -> str:
     """Return the training text and the tokenizer as the recipe names them."""
-    text = data.get("train", "stdlib")
     names = [source.get("path") for source in data.get("sources", ())]
     if not names:
+        text = data.get("train", "stdlib")
         names = text if isinstance(text, list) else [text]
-    return printable(", ".join(map(str, (*names, data.get("tokenizer", "gpt2")))))
+    tokenizer = data.get("tokenizer", "gpt2")
+    return printable(", ".join(map(str, [*names, tokenizer])))
 
 
 def _result(run: SmallFiles, rows: Sequence[Values]) -> str:
@@ -114,11 +115,7 @@ def _stability(rows: Sequence[Values]) -> str:
     known = [ratio for ratio in ratios if math.isfinite(ratio)]
     if not known:
         return ""
-    jumps = 0
-    lowest = math.inf
-    for _, loss in validation_curve(rows):
-        jumps += loss > SLIGHT * lowest
-        lowest = min(lowest, loss)
+    jumps = count_jumps(loss for _, loss in validation_curve(rows))
     text = f"largest loss ratio {max(known):.2f}; {counted(jumps, 'jump') if jumps else 'no jump'}"
     for row in rows:
         if row.get("nonfinite"):

@@ -17,6 +17,7 @@ from efftrain_cli.run import glance, small_files
 from efftrain_cli.run.columns import COLUMNS, find_column
 from efftrain_cli.run.metrics import last_row, read_metrics
 from efftrain_cli.run.names import recipe_name
+from efftrain_cli.run.stability import count_jumps
 
 COSTS = {
     "tokens": "tokens",
@@ -34,12 +35,12 @@ READ = [*EVALUATED, "loss", "nonfinite", "lr", "mfu", "seconds"]
 """Columns of metrics.jsonl that every run is read with."""
 POINTS = 200
 """Most points of a figure's line."""
-JUMP = 1.2
-"""An evaluation above this multiple of the lowest loss before it is a jump."""
 OPENING = 3
 """Training losses, from the first, that no two seeds share by chance."""
 ENDED = ("finished", "diverged")
 """States of a run that is not trained any more: a run that diverges is a result."""
+UNSAID = ("optim.decay_shape", "linear")
+"""A key and value that a recipe may leave out: it computes the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +106,7 @@ class Run:
         """The last row of the curve; empty without an evaluation."""
         if self.curve.empty:
             return {}
-        last = self.curve.to_numpy(float)[-1]
-        return dict(zip(self.curve.columns, map(float, last), strict=True))
+        return self.curve.iloc[-1].astype(float).to_dict()
 
     def spent(self, column: str) -> float:
         """Return the last value of a column of the curve; NaN without an evaluation."""
@@ -129,11 +129,14 @@ def load_run(path: Path) -> Run:
     status = status_of(files, last)
     origin = flatten(files.origin)
     parent = origin.get("grown_from.run") or origin.get("imported.directory")
-    notes = {
-        f"{status} at step {max(rows.step, default=0)}": status != "finished",
-        f"began with the weights of {parent}: seeds differ less": parent is not None,
-        f"{len(metrics.corrupt)} damaged lines left out": len(metrics.corrupt) > 0,
-    }
+    notes = []
+    if status != "finished":
+        notes.append(f"{status} at step {max(rows.step, default=0)}")
+    if parent is not None:
+        notes.append(f"began with the weights of {parent}: seeds differ less")
+    if metrics.corrupt:
+        notes.append(f"{len(metrics.corrupt)} damaged lines left out")
+    notes += resume_notes(files.events)
     # The first rows of a grown run are its parent's, whatever its seed.
     grown_at = grown_step(origin)
     own = rows.step > grown_at
@@ -149,7 +152,7 @@ def load_run(path: Path) -> Run:
         facts=facts_of(rows[own], curve[curve.step > grown_at], origin) | own_cost(rows, origin),
         series={name: thin(rows, name) for name in drawn if rows[name].notna().any()},
         opening=tuple(opening),
-        notes=(*(note for note, holds in notes.items() if holds), *resume_notes(files.events)),
+        notes=tuple(notes),
     )
 
 
@@ -182,19 +185,12 @@ def resume_notes(events: Sequence[Mapping[str, Any]]) -> list[str]:
     return notes
 
 
-UNSAID = ("optim.decay_shape", "linear")
-"""A key and value that a recipe may leave out: it computes the same."""
-
-
 def computed_values(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a recipe that decide what it computes, by dotted key, but the seed."""
     values = {}
     for key, value in flatten(recipe).items():
-        if (
-            key != "seed"
-            and (key, value) != UNSAID
-            and not key.startswith(small_files.NOT_COMPUTED)
-        ):
+        is_computed = key != "seed" and not key.startswith(small_files.NOT_COMPUTED)
+        if is_computed and (key, value) != UNSAID:
             values[key] = value
     return values
 
@@ -240,12 +236,11 @@ def facts_of(
     bytes_per_token = origin.get("data.valid_bytes_per_token") or math.nan
     peak = rows.lr.max()
     at_peak = rows.tokens[rows.lr >= peak * (1 - 1e-9)]
-    lowest_before = curve.val_loss.cummin().shift()
     return {
         "perplexity": math.exp(min(loss, 700.0)),
         "bits per byte": loss / math.log(2) / bytes_per_token,
         "best loss": curve.val_loss.min(),
-        "validation jumps": (curve.val_loss > JUMP * lowest_before).sum(),
+        "validation jumps": count_jumps(curve.val_loss),
         "updates": last.step,
         "tokens": last.tokens,
         "FLOPs": last.total_flops,

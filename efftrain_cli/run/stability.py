@@ -1,19 +1,17 @@
-"""How stable a run is: a detector of spikes that reads rows as they come, and the fluctuations of a
-validation curve. Host only.
+"""How stable a run is: a detector of spikes that reads rows as they come, and the jumps and
+fluctuations of a validation curve. Host only.
 
 The measures are those of Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084):
 
     loss ratio_t = loss_t / min(loss_1 .. loss_t-1)        above 1: worse than the best loss so far
     norm_t = sum of sqrt(v_t), max_t = max of sqrt(v_t)    v_t: raw second moments of all parameters
-
-The loss ratio is counted above 1.2 and above 1.5.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -21,9 +19,10 @@ from typing import Any, NamedTuple
 
 from efftrain_cli.run.metrics import to_float
 
-SLIGHT = 1.2
+JUMP = 1.2
+"""A validation loss above this multiple of the lowest one before it is a jump."""
 SEVERE = 1.5
-"""Loss ratios from which a step counts as slightly and as severely unstable."""
+"""Loss ratio from which a step counts as severely unstable."""
 PROBE = "EFFTRAIN_PROBE"
 """Environment variable of a probe's process: the fluctuation above which it ends as diverged."""
 
@@ -84,6 +83,16 @@ class LossSpikeDetector:
 def validation_curve(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
     """Return (step, validation loss in nats per token) of the rows that have one."""
     return [(row["step"], row["val_loss"]) for row in rows if row.get("val_loss") is not None]
+
+
+def count_jumps(losses: Iterable[float]) -> int:
+    """Count the validation losses above JUMP times the lowest one before them."""
+    lowest = math.inf
+    jumps = 0
+    for loss in losses:
+        jumps += loss > JUMP * lowest
+        lowest = min(lowest, loss)
+    return jumps
 
 
 def fluctuations(losses: Sequence[float]) -> list[float]:
