@@ -47,7 +47,7 @@ class Metrics:
         """A row per step: `step` and `segment` are whole numbers, all other columns float64."""
         import pandas as pd
 
-        whole = [name for name in ("step", "segment") if name in self.columns]
+        whole = [name for name in _COUNTERS if name in self.columns]
         return pd.DataFrame(self.columns).astype(dict.fromkeys(whole, "int64"))
 
 
@@ -65,9 +65,8 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
 
     lines = read_file(run / "metrics.jsonl")
     arrays = _parse_columns(lines.texts, columns)
-    segment = arrays["segment"]
-    starts = np.append(0, np.cumsum(np.diff(segment) != 0))[: len(segment)]
-    segments = len(np.unique(starts))
+    changes = int(np.count_nonzero(np.diff(arrays["segment"])))
+    segments = changes + 1 if lines.texts else 0
     # Each kill may tear one line. More than that is damage.
     if len(lines.corrupt) > max(1, segments):
         path = run / "metrics.jsonl"
