@@ -11,6 +11,7 @@ from statistics import median
 from pydantic import Field
 
 from efftrain_cli.foundation.environment import cache_root, planned_device
+from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import Part, digest_of, utc_now
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.cost import likely_vocabulary
@@ -56,7 +57,7 @@ def digest_of_training(recipe: Recipe) -> str:
 def remember_rate(rate: Rate) -> None:
     """Keep a rate for later estimates on this machine, if the cache can be written."""
     with contextlib.suppress(OSError):
-        cache_root().mkdir(parents=True, exist_ok=True)
+        make_folder(cache_root())
         with (cache_root() / "bench.jsonl").open("a", encoding="utf-8") as file:
             file.write(f"{rate.model_dump_json()}\n")
 
@@ -86,7 +87,10 @@ def seconds_left(recipe: Recipe, tokens: int) -> float | None:
     """Return the wall time of `tokens` more of a recipe by `estimate_speed`, None if nothing was
     measured here."""
     speed = estimate_speed(recipe)
-    return None if speed is None else tokens / speed + START_SECONDS * (tokens > 0)
+    if speed is None:
+        return None
+    start = START_SECONDS if tokens else 0.0
+    return start + tokens / speed
 
 
 def estimate_speed(recipe: Recipe) -> float | None:
@@ -100,7 +104,9 @@ def estimate_speed(recipe: Recipe) -> float | None:
     if speeds:
         return median(speeds)
     rate = measured_rate("auto", recipe)
-    return None if rate is None else rate.flops_per_second / _flops_per_token(recipe)
+    if rate is None:
+        return None
+    return rate.flops_per_second / _flops_per_token(recipe)
 
 
 def _flops_per_token(recipe: Recipe) -> float:
@@ -111,8 +117,8 @@ def _flops_per_token(recipe: Recipe) -> float:
 def _rates_on(device: str) -> list[Rate]:
     """Return this machine's rates of a kind of device; "auto" is CUDA if any was measured."""
     lines = []
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        lines = (cache_root() / "bench.jsonl").read_text("utf-8").splitlines()
+    with contextlib.suppress(OSError):
+        lines = (cache_root() / "bench.jsonl").read_bytes().splitlines()
     rates = []
     for line in lines:
         with contextlib.suppress(ValueError):
