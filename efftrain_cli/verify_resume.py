@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
-from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.foundation.signals import describe_end
 from efftrain_cli.plan.plan import micro_batch_multiple, shorten_schedules
 from efftrain_cli.pretrain import start
@@ -45,7 +45,7 @@ def verify_resume(
         EfftrainError: one of the runs failed.
     """
     cut = cut_recipe(recipe, half, devices)
-    runs_root().mkdir(parents=True, exist_ok=True)
+    make_folder(runs_root())
     with tempfile.TemporaryDirectory(prefix=".verify-resume.", dir=runs_root()) as name:
         folder = Path(name)
         path = folder / "cut.toml"

@@ -26,7 +26,7 @@ from efftrain_cli.data.tokenizer import bpe_size, tokenizer_files
 from efftrain_cli.foundation.console import human_seconds
 from efftrain_cli.foundation.environment import cache_root
 from efftrain_cli.foundation.errors import DataError, UsageError
-from efftrain_cli.foundation.files import abandoned_in, discard, fsync
+from efftrain_cli.foundation.files import abandoned_in, discard, fsync, make_folder
 from efftrain_cli.foundation.progress import Report, show_progress
 from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.foundation.signals import check_stop
@@ -170,7 +170,7 @@ def locked(folder: Path, tell: Report) -> Iterator[None]:
         UsageError: the cache's folder cannot be made.
     """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
     except (NotADirectoryError, PermissionError) as error:
         raise UsageError(
             f"{folder.parent} cannot be made: {error.strerror}\n"

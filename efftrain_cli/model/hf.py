@@ -17,7 +17,7 @@ import torch
 
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
-from efftrain_cli.foundation.files import made_beside
+from efftrain_cli.foundation.files import made_beside, make_folder
 from efftrain_cli.foundation.records import read_json
 from efftrain_cli.model.config import GPTConfig, pad_vocabulary, resize
 from efftrain_cli.model.flops import parameter_count
@@ -267,7 +267,7 @@ def write_hf(
         "tokenizer_config.json": json_text(tokenizer_config),
         **(others or {}),
     }
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(directory.parent)
     with made_beside(directory) as partial:
         partial.mkdir()
         theirs.save_pretrained(partial)

@@ -30,7 +30,7 @@ from efftrain_cli.foundation.errors import (
     RecipeError,
     UnsoundError,
 )
-from efftrain_cli.foundation.files import free_bytes, fsync, made_beside, sha256_of
+from efftrain_cli.foundation.files import free_bytes, fsync, made_beside, make_folder, sha256_of
 from efftrain_cli.foundation.records import Record, first_fault, read_record
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.foundation.tensors import Tensors, write_tensors
@@ -237,7 +237,7 @@ def write(
     Raises:
         OSError: the disk is full or not writable; nothing is left behind then.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(directory.parent)
     values = {"schema_version": SCHEMA_VERSION, **progress._asdict()}
     texts = {"progress.json": json.dumps(values, indent=1), "recipe.toml": recipe_toml}
     # Hashing, writing and flushing release the interpreter lock: they go on beside each other.
