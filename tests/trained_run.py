@@ -13,7 +13,7 @@ from efftrain_cli.data.prepare import prepare
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.run.directory import Run, checkpoint_path
+from efftrain_cli.run.directory import checkpoint_path, new_run, run_path
 from efftrain_cli.training.checkpoint import read_progress, write
 from efftrain_cli.training.state import TrainState
 from tests.tiny import fresh
@@ -72,11 +72,11 @@ def make_run(
     )
     corpus = prepare(recipe.data)
     origin = {"data": {"tokenizer_hash": corpus.tokenizer_sha256}}
-    with Run.create(name, dump_recipe(recipe), origin, corpus.tokenizer_path) as run:
+    with new_run(name, dump_recipe(recipe), origin, corpus.tokenizer_path) as run:
         for step in steps:
             state = random_state(recipe, corpus.vocab_size, step)
             write_checkpoint(checkpoint_path(run.path, step), state, dump_recipe(recipe))
-        return run.path
+    return run_path(name)
 
 
 def write_checkpoint(path: Path, state: TrainState, recipe_toml: str = "") -> None:

@@ -142,19 +142,6 @@ class Run:
         """The directory was renamed or deleted while this process owned it."""
 
     @classmethod
-    def create(
-        cls,
-        name: str,
-        recipe_toml: str,
-        origin: Fields,
-        tokenizer: Path | None = None,
-    ) -> Run:
-        """Make a new run directory and own it; otherwise as `new_run`."""
-        with new_run(name, recipe_toml, origin, tokenizer):
-            pass
-        return cls(run_path(name))
-
-    @classmethod
     def open(cls, name: str) -> Run:
         """Take ownership of an existing run, and remove what an interrupted save left behind.
 

@@ -15,7 +15,7 @@ from typer.testing import Result
 
 from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.files import disk_error, sha256_of
-from efftrain_cli.run.directory import Run
+from efftrain_cli.run.directory import Run, new_run
 from efftrain_cli.run.manifest import MANIFEST, write_manifest
 from efftrain_cli.training.checkpoint import load_newest, save
 from tests.conftest import invoke
@@ -37,7 +37,7 @@ def save_step(run: Run, step: int) -> float:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run with checkpoints of steps 5 and 10."""
-    with Run.create("r", "", {}) as run:
+    with new_run("r", "", {}) as run:
         for step in (5, 10):
             save_step(run, step)
     with Run.open("r") as run:

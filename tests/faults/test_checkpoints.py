@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
-from efftrain_cli.run.directory import Run, checkpoints_of
+from efftrain_cli.run.directory import checkpoints_of, new_run
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER, keep_weights, verify_checkpoint
 from efftrain_cli.training.build import build_state
 from efftrain_cli.training.checkpoint import load
@@ -169,7 +169,7 @@ def test_segments_follow_the_rows_where_the_events_are_lost(run):
 
 
 def test_the_first_segment_is_0(tmp_path):
-    with Run.create("new", "", {}) as new:
+    with new_run("new", "", {}) as new:
         assert new.next_segment() == 0
 
 

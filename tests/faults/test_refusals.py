@@ -12,7 +12,7 @@ import pytest
 
 from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.foundation.files import disk_error
-from efftrain_cli.run.directory import Run
+from efftrain_cli.run.directory import Run, new_run
 from efftrain_cli.run.lines import JsonLines, read_lines
 from efftrain_cli.run.metrics import latest_rows
 from tests.launch import Laboratory, Process
@@ -214,7 +214,8 @@ lines.os = Broken()
 
 def test_a_run_that_cannot_be_written_to(tmp_path, monkeypatch):
     """F64: a read-only mount."""
-    Run.create("r", "", {}).close()
+    with new_run("r", "", {}):
+        pass
 
     def refuse(path: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))

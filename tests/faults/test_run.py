@@ -20,7 +20,7 @@ import pytest
 
 from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.run.directory import Run, run_path
+from efftrain_cli.run.directory import Run, new_run, run_path
 from efftrain_cli.training import display as screen_module
 from efftrain_cli.training.display import TrainingDisplay
 from tests.conftest import python
@@ -76,25 +76,27 @@ def test_names_that_could_leave_the_folder(name, tmp_path):
     """F32."""
     with pytest.raises(UsageError):
         run_path(name)
-    with pytest.raises(UsageError):
-        Run.create(name, "", {})
+    with pytest.raises(UsageError), new_run(name, "", {}):
+        pass
     with pytest.raises(UsageError):
         Run.open(name)
     assert list(tmp_path.iterdir()) == []
-    Run.create("A.b_c-9", "", {}).close()
+    with new_run("A.b_c-9", "", {}):
+        pass
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["A.b_c-9"]
 
 
 def test_a_run_that_is_a_symbolic_link(tmp_path):
     """F32."""
-    Run.create("real", "", {}).close()
+    with new_run("real", "", {}):
+        pass
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "recipe.toml").write_text("")
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="symbolic link"):
         Run.open("link")
-    with pytest.raises(UsageError, match="symbolic link"):
-        Run.create("link", "", {})
+    with pytest.raises(UsageError, match="symbolic link"), new_run("link", "", {}):
+        pass
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["recipe.toml"]
 
 

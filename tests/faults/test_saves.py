@@ -16,7 +16,7 @@ from efftrain_cli.plan.cost import checkpoint_bytes
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.recipe.sections import Checkpoint
-from efftrain_cli.run.directory import Run, checkpoints_of
+from efftrain_cli.run.directory import Run, checkpoints_of, new_run
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.training import checkpoint
 from efftrain_cli.training.build import build_state
@@ -43,7 +43,7 @@ def test_a_kill_at_every_point_of_a_save(tmp_path):
 
     def work(number: int) -> None:
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)
-        with Run.create("r", "", {}) as run:
+        with new_run("r", "", {}) as run:
             for step in (5, 10):
                 save_step(run, step)
         with Run.open("r") as run:

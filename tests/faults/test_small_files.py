@@ -16,7 +16,7 @@ from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.records import LARGEST, digest_of, read_record, write_record
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.recipe.sections import Data
-from efftrain_cli.run.directory import Run
+from efftrain_cli.run.directory import new_run, run_path
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run.origin import read_origin
 from efftrain_cli.run.small_files import read_recipe_values
@@ -38,14 +38,16 @@ class SmallFile(NamedTuple):
 
 
 def make_origin(folder: Path) -> Path:
-    with Run.create("r", "seed = 1\n", {"recipe": "small", "data": {"vocab_size": 300}}) as run:
-        return run.path / "origin.json"
+    with new_run("r", "seed = 1\n", {"recipe": "small", "data": {"vocab_size": 300}}):
+        pass
+    return run_path("r") / "origin.json"
 
 
 def make_recipe(folder: Path) -> Path:
     recipe = load_recipe("small", ["train.tokens=8000"])
-    with Run.create("r", dump_recipe(recipe), {"recipe": "small"}) as run:
-        return run.path / "recipe.toml"
+    with new_run("r", dump_recipe(recipe), {"recipe": "small"}):
+        pass
+    return run_path("r") / "recipe.toml"
 
 
 def make_plan(folder: Path) -> Path:
@@ -126,7 +128,7 @@ def test_verify_names_a_damaged_file(home, name):
 
 
 def test_a_file_name_that_is_not_utf_8_is_read_back(home):
-    with Run.create("r", "seed = 1\n", {"recipe": "a\udcff"}) as run:
+    with new_run("r", "seed = 1\n", {"recipe": "a\udcff"}) as run:
         assert read_origin(run.path)["recipe"] == "a\udcff"
 
 
@@ -177,7 +179,7 @@ def test_a_file_that_cannot_be_used_is_named(home, kind):
 def test_size_and_kind_of_a_file_come_first(home, kind):
     """F97: a pipe would be waited for, and a huge file fills the memory. Other runs are shown."""
     path = FILES[kind].make(home)
-    with Run.create("other", "seed = 1\n", {}):
+    with new_run("other", "seed = 1\n", {}):
         pass
     path.unlink()
     with path.open("wb") as file:
