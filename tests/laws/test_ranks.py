@@ -54,8 +54,9 @@ def test_losses_and_gradients_are_those_of_one_process(found, case):
                 pytest.skip("gates are drawn per micro-batch, and here the cut differs")
             assert a["flops"] == b["flops"]
             rel = of_loss(case)
+            of_norm = 5e-3 if rel > 1e-5 else 1e-4
             assert a["loss"] == pytest.approx(b["loss"], rel=rel)
-            assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=50 * rel)
+            assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=of_norm)
             if b["val_loss"] is not None:
                 assert a["val_loss"] == pytest.approx(b["val_loss"], rel=rel)
 

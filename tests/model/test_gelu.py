@@ -22,12 +22,16 @@ def value_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "dtype, tolerance",
+    "dtype, tolerance, of_gradient",
     # Half a unit of bf16's last place for the value; the slope times the gradient rounds twice.
-    [(torch.float32, 5e-6), (torch.float64, 5e-14), (torch.bfloat16, 2**-8)],
+    [
+        (torch.float32, 5e-6, 5e-6),
+        (torch.float64, 5e-14, 5e-14),
+        (torch.bfloat16, 2**-8, 2**-7),
+    ],
 )
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5, 7), (300, 64)])
-def test_value_and_slope(monkeypatch, dtype, tolerance, shape):
+def test_value_and_slope(monkeypatch, dtype, tolerance, of_gradient, shape):
     monkeypatch.setattr(gelu_module, "_PIECE", 1000)  # several pieces, the last one shorter
     generator = torch.Generator().manual_seed(1)
     x = (4 * torch.randn(shape, generator=generator)).to(dtype).requires_grad_()
@@ -39,7 +43,7 @@ def test_value_and_slope(monkeypatch, dtype, tolerance, shape):
     absolute = min(tolerance, 1e-5)
     torch.testing.assert_close(y.double(), value, rtol=tolerance, atol=absolute)
     torch.testing.assert_close(
-        gradient.double(), slope * upstream.double(), rtol=2 * tolerance, atol=absolute
+        gradient.double(), slope * upstream.double(), rtol=of_gradient, atol=absolute
     )
     with torch.no_grad():
         assert torch.equal(gelu(x), y)  # evaluation sees the function that was trained
