@@ -174,6 +174,16 @@ def test_a_wrong_value_answers_without_pytorch(root):
         assert WRONG_VALUE[line] in str(said), f"{line}: {said}"
 
 
+@pytest.mark.parametrize("value", ["-1", "1e-30", "nan", "inf"])
+def test_numbers_that_mean_nothing_are_refused(root, value):
+    for line, range_ in (
+        (f"compare small --target-loss {value}", "from 0.01 to 100"),
+        (f"sample no-run --temperature={value}", "from 0.001 to 1000"),
+    ):
+        with pytest.raises(UsageError, match=range_):
+            cli(line)
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -283,6 +283,16 @@ def test_tensors_that_are_no_fp32_weights_are_refused(exported, dtype, value, me
     assert not Path(os.environ["EFFTRAIN_RUNS"], "back").exists()
 
 
+def test_doubles_are_read_as_fp32(exported, capfd):
+    """F87: and that is said."""
+    path = exported[1] / "model.safetensors"
+    save_file({name: tensor.double() for name, tensor in load_file(path).items()}, path)
+    import_hf(exported[1], "back")
+    assert "tensors are float64 and are rounded to fp32" in capfd.readouterr().err
+    model, tokens = load_trained_model("back", None, CPU).model, torch.arange(40)[None]
+    assert torch.equal(model(tokens), exported[0].model(tokens))
+
+
 @pytest.mark.parametrize("recipe", ["small-no-norm", "small-standardization"])
 def test_a_recipe_without_norms_takes_the_directorys(exported, recipe):
     """The imported weights decide `norm` and `init`: the run loads, and computes what the directory

@@ -188,7 +188,6 @@ def test_dropout_of_a_tokenizer_file_is_off(bpe, tmp_path):
 
 
 def test_padding_truncation_and_added_ends_of_a_tokenizer_file_are_off(bpe, tmp_path):
-
     other = tokenizers.Tokenizer.from_str(bpe.backend.to_str())
     other.enable_truncation(3)
     other.enable_padding(length=50)
@@ -247,3 +246,13 @@ def test_bytes_are_those_of_the_scored_targets(tmp_path):
     assert len(accented) == 2
     expected = (2 + 0 + 1 + 1 + 1 + 2 + 2 + 2) / 8
     assert bytes_per_target(tmp_path / "tokenizer.json", windows) == expected
+
+
+def test_bytes_of_a_vocabulary_of_words_are_those_of_its_text(tmp_path):
+    """Words joined by spaces: "to be", then "été", of 5 bytes each; ends of text have none."""
+    words = {"[UNK]": 0, "to": 1, "be": 2, "été": 3, END_OF_TEXT: 4}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    backend.add_special_tokens([END_OF_TEXT])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    windows = np.array([[0, 1, 2, 4], [1, 4, 3, 4]])
+    assert bytes_per_target(tmp_path / "tokenizer.json", windows) == (5 + 5) / 6

@@ -23,7 +23,7 @@ UNMARKED = {
     81: "laws/test_ranks.py::test_stopping_and_continuing_moves_no_bit",
 }
 """Tests that do not name the fault that they inject."""
-GONE = {25, 52, 71, 88, 92, 99, 100}
+GONE = {25, 71, 88, 92, 99, 100}
 """Numbers of faults of mechanisms that the package does not have."""
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 
 import pytest
+import torch
 
 from efftrain_cli.foundation.errors import UnsoundError
 from efftrain_cli.run.directory import checkpoints_of
@@ -160,3 +161,15 @@ def test_what_another_rank_holds_is_not_saved_if_it_is_not_finite(run, monkeypat
     with pytest.raises(UnsoundError, match="after step 12: NaN or infinity"):
         save_step(run, 12)
     assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 10]
+
+
+def test_which_tensors_are_not_finite():
+    """The sum of the large ones would overflow."""
+    tensors = {
+        "large": torch.full((3,), 3e38),
+        "nan": torch.tensor([0.0, float("nan")]),
+        "inf": torch.tensor([1.0, -float("inf")], dtype=torch.bfloat16),
+        "count": torch.tensor([1, 2]),
+        "empty": torch.zeros(0),
+    }
+    assert nonfinite_tensors(tensors) == ["nan", "inf"]

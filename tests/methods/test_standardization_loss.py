@@ -14,7 +14,7 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.standardization import standardization_loss
-from efftrain_cli.plan.plan import plan_step
+from efftrain_cli.plan.plan import full_plan, plan_step
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.training.evaluation import evaluate
@@ -204,6 +204,23 @@ def test_sites_are_rows_where_a_step_is_evaluated_and_evaluation_has_nothing_of_
     windows = torch.cat([tokens, targets[:, -1:]], dim=1)
     plain = evaluate(fresh(BARE), BARE, windows)
     assert torch.equal(evaluate(state, BARE, windows), plain)
+
+
+def test_a_site_is_the_mean_over_the_micro_batches_where_its_block_ran():
+    """Three of 2 sequences: block 0 ran in the first and the second, block 1 never."""
+    section = StandardizationLoss(weight=1.0, sites="ln_input")
+    divergences = torch.tensor([0.2, 0.4, 0.0, 0.0, 0.6])
+    plan = full_plan(BARE, 6, LENGTH, 2, micro_batches=3)._replace(evaluate=True)
+    gates = [(True, False), (True, False), (False, False)]
+    columns = section.loss_columns(divergences, torch.full((5,), 0.2), plan, gates, n_layer=2)
+    assert {name: float(value) for name, value in columns.items()} == pytest.approx(
+        {
+            "standardization_loss": 0.24,
+            "std_kl_h.0.ln_1": 0.3,
+            "std_kl_h.0.ln_2": 0.6,
+            "std_kl_ln_f": 0.6,
+        }
+    )
 
 
 # --- the recipe ---

@@ -135,13 +135,22 @@ def test_shards_are_read(tmp_path):
 
 
 def test_what_is_no_gpt2_is_refused_with_every_reason(tmp_path):
-    wrong = {"activation_function": "relu", "scale_attn_weights": False, "quantization_config": {}}
+    wrong = {
+        "activation_function": "relu",
+        "scale_attn_weights": False,
+        "quantization_config": {},
+        "scale_attn_by_inverse_layer_idx": True,
+        "reorder_and_upcast_attn": True,
+        "add_cross_attention": True,
+        "tie_word_embeddings": False,
+        "a_key_of_a_later_release": 1,
+    }
     with pytest.raises(CheckpointError) as error:
         from_hf_config(keys_of(CONFIG) | wrong)
     for words in (
         "activation_function = 'relu' (must be 'gelu_new')",
         "scale_attn_weights = False (must be True)",
-        "quantization_config",
+        *(f"{key} = " for key in wrong),
     ):
         assert words in str(error.value)
     with pytest.raises(CheckpointError, match=r"n_head must divide model\.n_embd = 32"):
