@@ -11,7 +11,6 @@ from efftrain_cli.compare.scores import load_named_runs
 from tests.fake_runs import rows_of, write_run
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
-PLD = "\n[progressive_layer_drop]\ntheta = 0.5\n"
 DEAD: dict[str, Any] = {
     "steps": 30,
     "budget": 102400,

@@ -265,6 +265,3 @@ def test_a_recipe_comes_back_from_its_toml_equal(
 def test_a_count_is_exact_however_it_is_written(number):
     assert parse_count(f"{number:_}") == number == parse_count(str(number))
     assert parse_count(f"{number / 1000:.3f}K" if number < 10**11 else f"{number}") == number
-
-
-# --- inference ------------------------------------------------------------------------------------

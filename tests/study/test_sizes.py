@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from efftrain_cli.run.reading import Run
 from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.plans import Plan, read_study
 from efftrain_cli.study.text import plan_lines
+from efftrain_cli.study.tuning import tuning_trials
 from efftrain_cli.trials.trial import Trial, Trunk, recipe_of
 from tests.compare.runs import make_run
 from tests.conftest import REPOSITORY
@@ -153,23 +155,16 @@ class Losses(Fake):
             "model.n_embd": recipe.model.n_embd,
             "size": size,
         }
-        tokens = float(recipe.train.tokens)
-        return Run(
-            **{
-                **vars(
-                    make_run(
-                        trial.arm,
-                        trial.seed,
-                        [9, final],
-                        status=status,
-                        tokens=tokens,
-                        flops=6 * size,
-                        **settings,
-                    )
-                ),
-                "name": trial.name,
-            }
+        run = make_run(
+            trial.arm,
+            trial.seed,
+            [9, final],
+            status=status,
+            tokens=float(recipe.train.tokens),
+            flops=6 * size,
+            **settings,
         )
+        return replace(run, name=trial.name)
 
 
 def conducted(plan: Plan, losses: Losses) -> Comparison:
@@ -203,7 +198,7 @@ def test_rates_are_tuned_per_size_and_arm_at_the_middle_budget(folder):
     assert losses.asked[0][:2] == ["s-a-narrow-lr0.001-tune-seed0", "s-a-narrow-lr0.002-tune-seed0"]
     assert "s-b-wide-lr0.001-at30-seed5" not in losses.trained
     assert "s-b-wide-lr0.002-at30-seed5" in losses.trained
-    budgets = {trial.arm: recipe_of(trial).train.tokens for trial in tuning(plan)}
+    budgets = {trial.arm: recipe_of(trial).train.tokens for trial in tuning_trials(plan)}
     assert budgets == {"a narrow": 10_240, "a wide": 20_480, "b narrow": 10_240, "b wide": 20_480}
 
 
@@ -215,7 +210,7 @@ def test_rates_are_carried_to_sizes_that_are_not_tuned(folder):
     narrow, wide = (arm.size.parameters for arm in plan.baselines)
     rate = f"{0.002 * (narrow / wide) ** (1 / 3):.3g}"
     assert f"s-b-wide-lr{rate}-trunk-seed5" in losses.trained
-    assert {trial.arm for trial in tuning(plan)} == {"a narrow", "b narrow"}
+    assert {trial.arm for trial in tuning_trials(plan)} == {"a narrow", "b narrow"}
     assert comparison.verdicts[0].p < 1, "both arms are tuned alike"
 
 
@@ -225,12 +220,6 @@ def test_the_rule_that_carries_rates_is_checked_at_the_next_tuned_size(folder):
     caveats = conducted(plan_of(folder, text), Losses(1.5)).caveats
     (note,) = [caveat for caveat in caveats if caveat.startswith("b wide: carried")]
     assert note.startswith("b wide: carried from narrow 0.00138") and note.endswith("best 0.002")
-
-
-def tuning(plan: Plan) -> list[Trial]:
-    from efftrain_cli.study.tuning import tuning_trials
-
-    return list(tuning_trials(plan))
 
 
 def test_a_plan_says_what_it_costs_and_could_see(folder):

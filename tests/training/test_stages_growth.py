@@ -70,11 +70,6 @@ def run(
     return rows, growths
 
 
-def numbers_of(state: TrainState) -> dict[str, object]:
-    """The progress without the clock."""
-    return state.progress._replace(train_seconds=0.0)._asdict()
-
-
 def test_a_staged_recipe_trains_through_all_its_stages(windows):
     state = fresh(RECIPE, VOCAB)
     rows, growths = run(state, windows, RECIPE)
