@@ -219,37 +219,37 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
     Raises:
         UsageError: a run is not there, or a process is writing to it.
     """
-    existing = run_names()
-    paths: dict[Path, None] = {}
-    races: dict[Path, None] = {}
+    runs: list[Path] = []
+    races: list[Path] = []
     for name in names:
         if has_magic(name):
-            matches = [run_path(run) for run in existing if fnmatch.fnmatchcase(run, name)]
+            matches = [run_path(run) for run in fnmatch.filter(run_names(), name)]
             if not matches:
                 raise UsageError(
                     f"no run in {runs_root()} matches {name!r}\n  `efftrain runs list` shows all"
                 )
         elif (run_path(name) / "study.toml").is_file():
-            races[run_path(name)] = None
+            races.append(run_path(name))
             matches = runs_of_race(name)
         else:
             # A folder that is not yet a run, because its start was killed, may be removed by its
             # name.
             matches = [run_path(name) if run_path(name).is_dir() else existing_run(name)]
-        paths.update(dict.fromkeys(matches))
-    registered = [path.name for path in paths if (path / "plan.json").is_file()]
+        runs += matches
+    registered = [path.name for path in dict.fromkeys(runs) if (path / "plan.json").is_file()]
     if registered:
         raise UsageError(
             f"{', '.join(registered)}: the registration of a study is not removed\n  name its runs"
         )
-    running = [path.name for path in (*paths, *races) if is_locked(path / "lock")]
+    paths = list(dict.fromkeys([*runs, *races]))
+    running = [path.name for path in paths if is_locked(path / "lock")]
     if running:
         raise UsageError(f"still running: {', '.join(running)}\n  stop with Ctrl-C first")
-    return [*paths, *races]
+    return paths
 
 
 def runs_of_race(name: str) -> list[Path]:
-    """Return the runs that go with a race: those that no other race has, nor any as baseline."""
+    """Return the runs to remove with a race: those of no other race that are no baseline."""
     own: list[str] = []
     others: set[str] = set()
     for group in run_groups():

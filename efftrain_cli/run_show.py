@@ -74,7 +74,7 @@ def _facts(run: SmallFiles, rows: Sequence[Values]) -> Iterator[tuple[str, str]]
 
 
 def _branch(origin: Values | None, rows: Sequence[Values]) -> str:
-    """Return where a branch began, and what it spent itself; "" of another run."""
+    """Return where a branch began, and what it spent itself; "" for any other run."""
     if not origin:
         return ""
     step = origin["step"]
