@@ -177,13 +177,13 @@ def pretrain(
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.rules import warnings_of
     from efftrain_cli.run.directory import checkpoint_step, run_path, taken
-    from efftrain_cli.run.names import find_checkpoint, recipe_of_run
+    from efftrain_cli.run.names import find_branch_point, recipe_of_run
 
     checkpoint = None
     words = []
     recipe_name = ""
     if from_ is not None:
-        checkpoint = find_checkpoint(from_)
+        checkpoint = find_branch_point(from_)
         words = [f"at{checkpoint_step(checkpoint)}"]
     if checkpoint is not None and recipe_argument is None and recipe_option is None:
         parent = checkpoint.parent.parent

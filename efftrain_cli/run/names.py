@@ -57,7 +57,7 @@ def run_groups() -> list[RunGroup]:
 
 
 def find_run(name: str) -> Path:
-    """Return the directory of the one run that `name` means, as `runs_named`; its path does too.
+    """Return the directory of the one run that `name`, as in `runs_named`, or its path means.
 
     Raises:
         UsageError: there is no such run, or there are several; the message names them, or the
@@ -78,7 +78,7 @@ def find_run(name: str) -> Path:
     return existing_run(matches[0] if matches else name)
 
 
-def find_checkpoint(text: str) -> Path:
+def find_branch_point(text: str) -> Path:
     """Return the checkpoint that `RUN@STEP` names.
 
     Raises:
