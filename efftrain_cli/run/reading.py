@@ -15,6 +15,7 @@ import pandas as pd
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run import glance, small_files
 from efftrain_cli.run.columns import COLUMNS, find_column
+from efftrain_cli.run.lines import Values
 from efftrain_cli.run.metrics import last_row, read_metrics
 from efftrain_cli.run.names import recipe_name
 from efftrain_cli.run.stability import count_jumps
@@ -141,6 +142,7 @@ def load_run(path: Path) -> Run:
     grown_at = grown_step(origin)
     own = rows.step > grown_at
     opening = rows.loss[own & rows.loss.notna()][:OPENING]
+    facts = facts_of(rows[own], curve[curve.step > grown_at], origin)
     return Run(
         name=files.name,
         arm=recipe_name(files.origin, files.name),
@@ -149,7 +151,7 @@ def load_run(path: Path) -> Run:
         curve=curve,
         settings=computed_values(files.recipe),
         conditions=origin,
-        facts=facts_of(rows[own], curve[curve.step > grown_at], origin) | own_cost(rows, origin),
+        facts=facts | own_cost(rows, origin),
         series={name: thin(rows, name) for name in drawn if rows[name].notna().any()},
         opening=tuple(opening),
         notes=tuple(notes),
@@ -211,7 +213,7 @@ def own_cost(rows: pd.DataFrame, origin: Mapping[str, Any]) -> dict[str, float]:
     return {"FLOPs of the branch": flops.max() - flops[rows.step <= step].max()}
 
 
-def status_of(files: small_files.SmallFiles, last: Mapping[str, Any]) -> str:
+def status_of(files: small_files.SmallFiles, last: Values) -> str:
     """Return how a run ended, or "running" if a process holds it.
 
     Args:
@@ -220,7 +222,7 @@ def status_of(files: small_files.SmallFiles, last: Mapping[str, Any]) -> str:
     if files.locked:
         return "running"
     budget = files.recipe.get("train", {}).get("tokens", math.inf)
-    return glance.status_of(files.events, dict(last), lambda: budget)
+    return glance.status_of(files.events, last, lambda: budget)
 
 
 def facts_of(
