@@ -35,7 +35,7 @@ class Problem:
 
 
 class Breaches(ValueError):
-    """Rules between the sections of a recipe that are broken, as (dotted key, rule)."""
+    """Broken rules between the sections of a recipe, as (dotted key, rule)."""
 
     def __init__(self, breaches: Sequence[tuple[str, str]]) -> None:
         super().__init__("\n".join(f"{key}: {rule}" for key, rule in breaches))

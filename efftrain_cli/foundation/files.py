@@ -44,7 +44,8 @@ def fsync(path: Path) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return where this process makes `path`: a name beside it with ours and this process."""
+    """Return where this process makes `path`: beside it, with efftrain and the process in its
+    name."""
     return path.with_name(f".{path.name[:64]}.efftrain-{os.getpid()}.tmp")
 
 

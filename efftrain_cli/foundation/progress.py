@@ -19,7 +19,7 @@ REDRAWN = 0.1
 
 @contextmanager
 def show_progress(console: Console, title: str, seconds_between_lines: float) -> Iterator[Report]:
-    """Yield what to report progress to.
+    """Yield the function to report progress to.
 
     Args:
         title: stands before the line on a terminal, and above the plain lines.

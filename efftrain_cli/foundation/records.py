@@ -52,7 +52,7 @@ def read_record(path: Path, kind: type[R]) -> R:
     """Read a file of one record.
 
     Raises:
-        FileNotFoundError: there is no file.
+        OSError: it cannot be read.
         NewerFormatError: a newer efftrain wrote it.
         DamagedError: a field has a wrong type; the message names file and field.
     """
@@ -60,7 +60,7 @@ def read_record(path: Path, kind: type[R]) -> R:
 
 
 def check_record(path: Path, values: Any, kind: type[R]) -> R:
-    """Return the record that a file, or an entry of it, holds; otherwise as `read_record`."""
+    """Return the values of a file, or of an entry of it, as a record; errors as `read_record`."""
     if not isinstance(values, dict):
         raise damaged(path, "it holds no JSON object", kind.restore)
     try:
@@ -90,7 +90,7 @@ def first_fault(error: ValidationError) -> str:
 
 
 def read_json(path: Path, restore: str = "") -> Any:
-    """Return the JSON value in a small file; otherwise as `read_record`."""
+    """Return the JSON value in a small file; errors as `read_small_text`."""
     try:
         # pydantic's own parser refuses file names that are not UTF-8.
         return json.loads(read_small_text(path, restore))
@@ -133,5 +133,5 @@ def damaged(path: Path, fault: str, restore: str) -> DamagedError:
         fault: what is wrong with it.
         restore: what the user can do; "" if nothing is known.
     """
-    named = f"{printable(str(path))} is damaged: {printable(fault)}"
+    named = f"{printable(path)} is damaged: {printable(fault)}"
     return DamagedError(f"{named}\n  {restore}" if restore else named)

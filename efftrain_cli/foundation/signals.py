@@ -1,5 +1,5 @@
-"""Stopping on SIGTERM, SIGHUP and Ctrl-C: a signal sets a flag, which is asked where nothing is
-torn.
+"""Stopping on SIGTERM, SIGHUP and Ctrl-C: a signal sets a flag, which is read only where nothing is
+half done.
 
 Training asks before each step and, in one process, between two micro-batches and two chunks of an
 evaluation; a preparation asks between documents. Rows, updates and checkpoints are always finished.
@@ -141,10 +141,10 @@ def stop_asked() -> bool:
 
 
 def check_stop() -> None:
-    """Ask for a stop between two pieces of work.
+    """Stop between two pieces of work if a signal came.
 
     Raises:
-        Stop: a signal came.
+        Stop: one came.
     """
     if _asked:
         raise Stop
@@ -152,7 +152,7 @@ def check_stop() -> None:
 
 @contextmanager
 def abandonable() -> Iterator[None]:
-    """Do long work that changes nothing before its end, and ends as soon as a signal comes.
+    """Do long work that changes nothing before its end: a signal ends it at once.
 
     Raises:
         Stop: one came, now or earlier.
@@ -164,7 +164,8 @@ def abandonable() -> Iterator[None]:
         yield
     finally:
         _is_abandonable = False
-    check_stop()  # where exceptions are swallowed, as in a finalizer
+    # The handler's exception may have been swallowed, as in a finalizer.
+    check_stop()
 
 
 def never() -> bool:

@@ -16,7 +16,7 @@ from efftrain_cli.foundation.errors import RunLockedError
 
 
 def take_lock(path: Path) -> TextIO:
-    """Take the lock file of a run, which is its owner's until it is closed.
+    """Take the lock file of a run; closing it releases the run.
 
     Raises:
         RunLockedError: another process owns the run.

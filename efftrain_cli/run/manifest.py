@@ -19,9 +19,9 @@ from efftrain_cli.foundation.records import Part, Record, read_record, write_rec
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 WITHOUT_OPTIMIZER = frozenset({"model.safetensors", "progress.json", "recipe.toml"})
-"""Files of a checkpoint that its weights alone need."""
+"""Files of a checkpoint that using its weights needs."""
 REQUIRED = WITHOUT_OPTIMIZER | {"optimizer.safetensors"}
-"""Files of a checkpoint that a run goes on from."""
+"""Files of a checkpoint that resuming from it needs."""
 
 
 class ManifestFile(Part):
@@ -64,7 +64,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def keep_weights(checkpoint: Path) -> None:
-    """Remove what a checkpoint holds beside its weights: it can be used, and not resumed.
+    """Remove all of a checkpoint but its weights: it can be used, but not resumed from.
 
     A kill in between leaves it whole, with files that the next call removes.
 
@@ -72,7 +72,7 @@ def keep_weights(checkpoint: Path) -> None:
         CheckpointError: its manifest is missing or damaged.
     """
     manifest = read_manifest(checkpoint)
-    files = {name: manifest.files[name] for name in sorted(WITHOUT_OPTIMIZER & {*manifest.files})}
+    files = {name: file for name, file in manifest.files.items() if name in WITHOUT_OPTIMIZER}
     if len(files) < len(manifest.files):
         write_record(checkpoint / MANIFEST, manifest.model_copy(update={"files": files}))
     for path in checkpoint.glob("*.safetensors"):

@@ -55,7 +55,7 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
     changed = {}
     for key, value in now.items():
         if before.get(key) not in (None, value):
-            changed[key] = f"{key} {printable(str(before[key]))} -> {value}"
+            changed[key] = f"{key} {printable(before[key])} -> {value}"
     if not changed:
         return now
     meaning = "the last bits of the results may differ"
