@@ -68,7 +68,7 @@ def start(
     if branch is not None:
         branch.check()
     with processes():
-        with without_trace():
+        with preparation():
             corpus = None
             if branch is not None:
                 corpus = resuming.text_of(branch.parent, recipe)
@@ -116,7 +116,7 @@ def resume(
         written = newest_recipe(path)
         recipe, changes = accepted_recipe(path, written, recipe, overrides, override)
         resuming.check_text_is_named(path, overrides)
-        with without_trace():
+        with preparation():
             corpus = resuming.text_of(path, recipe)
             session = prepare_session(recipe, choose_device(device), corpus, verify_data)
             changes += resuming.check_data(path, session.corpus, override)
@@ -161,7 +161,7 @@ def processes() -> Iterator[None]:
 
 
 @contextmanager
-def without_trace() -> Iterator[None]:
+def preparation() -> Iterator[None]:
     """Prepare the data and build the model inside; a stop meanwhile trains nothing."""
     try:
         yield

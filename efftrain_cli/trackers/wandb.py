@@ -41,10 +41,10 @@ STOP_SECONDS = 10.0
 schedulers allow."""
 LOG = "follow.log"
 """File in <run>/wandb that holds what the child had to say."""
-MODES = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "off"}
-"""Values of WANDB_MODE -> `wandb.mode` of a recipe."""
 TENSORBOARD_LOG = "tensorboard.log"
 """The same of the child that writes for TensorBoard."""
+MODES = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "off"}
+"""Values of WANDB_MODE -> `wandb.mode` of a recipe."""
 PROGRAM = (sys.executable, "-P", "-m", "efftrain_cli")
 """Without the working folder's modules: a random.py there is not Python's."""
 STATE = "followed.json"
