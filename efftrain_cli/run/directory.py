@@ -307,14 +307,19 @@ def new_run(
     if os.path.lexists(path):
         raise taken(name)
     make_folder(path.parent)
-    with made_beside(path) as temporary:
-        temporary.mkdir()
-        with Run(temporary) as run:
-            write_origin(temporary, origin)
-            if tokenizer is not None:
-                shutil.copyfile(tokenizer, temporary / "tokenizer.json")
-            (temporary / "recipe.toml").write_text(recipe_toml, "utf-8")
-            yield run
+    try:
+        with made_beside(path) as temporary:
+            temporary.mkdir()
+            with Run(temporary) as run:
+                write_origin(temporary, origin)
+                if tokenizer is not None:
+                    shutil.copyfile(tokenizer, temporary / "tokenizer.json")
+                (temporary / "recipe.toml").write_text(recipe_toml, "utf-8")
+                yield run
+    except OSError:
+        if path.exists():  # another process had the name first
+            raise taken(name) from None
+        raise
 
 
 def checkpoint_path(run: Path, step: int) -> Path:

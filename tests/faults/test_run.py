@@ -111,6 +111,16 @@ def test_a_taken_name_is_never_overwritten(lab):
     assert {path: path.read_bytes() for path in lab.run("r").rglob("*") if path.is_file()} == before
 
 
+def test_two_starts_at_the_same_moment(tmp_path):
+    """F33: the name is decided by one rename; another process had it first."""
+    path = tmp_path / "runs" / "r"
+    with pytest.raises(UsageError, match="exists already"), new_run("r", "second", {}):
+        path.mkdir()
+        (path / "recipe.toml").write_text("first")
+    assert (path / "recipe.toml").read_text() == "first"
+    assert list(path.parent.iterdir()) == [path]
+
+
 @pytest.mark.slow
 def test_a_torn_last_line(lab):
     """F30, writer's side: a torn row or event is cut off before anything is added; nothing else is
