@@ -43,6 +43,10 @@ AT_TOY_LENGTH = {
 }
 
 
+def test_the_examples_that_are_not_run_are_examples():
+    assert {*NEEDS_THE_HUB, *MANY_RUNS} <= {*EXAMPLES}
+
+
 def has_plan(example: str) -> bool:
     words = shlex.split(example)[1:]
     is_planned = {"--recipe", "--plan"} <= known_options(words)

@@ -14,6 +14,7 @@ import typer
 from efftrain_cli import __version__
 from efftrain_cli.cli.app import FIRST_LOOK, app
 from efftrain_cli.cli.commands import COMMANDS
+from efftrain_cli.foundation.errors import EfftrainError
 from tests.conftest import cli
 from tests.terminal import on_terminal
 
@@ -104,6 +105,12 @@ def test_help_ends_with_examples_that_exist(path, columns):
         assert tuple(words[: len(path)]) == path
         options = {word for word in words if word.startswith("-")}
         assert options <= known_options(words), example
+
+
+def test_help_names_the_exit_codes_of_all_errors():
+    shown = " ".join(help_of().split())
+    for kind in EfftrainError.__subclasses__():
+        assert f" {kind.exit_code} " in shown, kind
 
 
 def test_the_first_look_has_every_command_in_its_panel():

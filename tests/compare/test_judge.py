@@ -118,6 +118,13 @@ def test_a_look_divides_p_by_its_share():
     assert row.high == pytest.approx(-0.2 + half)
 
 
+def test_many_races_take_a_verdict_away():
+    arms = make_arm("base", BASE), make_arm("arm", [3.9, 3.999, 4.1])
+    once, last = judged(*arms), judged(*arms, races=10**6)
+    assert once.verdict == "better" and last.verdict == "undecided"
+    assert last.p == pytest.approx(once.p) and last.p_race == 1.0
+
+
 @pytest.mark.parametrize(
     ("mean", "direction", "outcome"),
     [
