@@ -56,9 +56,8 @@ def bench(
     from efftrain_cli.foundation.console import (
         counted,
         human,
-        make_console,
+        print_folded,
         print_json,
-        print_labelled,
     )
     from efftrain_cli.plan.preview import summarize_plan
     from efftrain_cli.plan.rates import Rate, remember_rate
@@ -123,7 +122,7 @@ def bench(
         f"memory     {', '.join(peaks)} at the peak",
         f"compile    {result.compile_seconds:.1f} s, {counted(result.compiled_graphs, 'graph')}",
     ]
-    print_labelled(make_console(result=True), lines)
+    print_folded("\n".join(lines), indent=11)
     print()
     width = max(10, *map(len, result.phases))
     for phase, seconds in result.phases.items():

@@ -77,7 +77,7 @@ def eval_zeroshot(
 ) -> None:
     """Score runs on tasks they were not trained for; scores go to runs/RUN/zeroshot.json."""
     from efftrain_cli.eval_zeroshot import EvalConfig, evaluate_runs, result_lines
-    from efftrain_cli.foundation.console import make_console, print_labelled
+    from efftrain_cli.foundation.console import print_folded
     from efftrain_cli.run.names import find_run
 
     names = [name.strip() for name in ",".join(tasks or ()).split(",") if name.strip()]
@@ -93,13 +93,12 @@ def eval_zeroshot(
         device=device,
     )
     named = [find_run(run).name for run in runs]
-    console = make_console(result=True)
     results = []
     try:
         for run, entries in evaluate_runs(config, named):
             results += [{"run": run, **entry} for entry in entries]
             if format_ == "table" and entries and process_rank() == 0:
-                print_labelled(console, result_lines(run, entries, names), indent=0)
+                print_folded("\n".join(result_lines(run, entries, names)), indent=0)
     finally:
         if format_ == "json" and results and process_rank() == 0:
             print(json.dumps(results, indent=1))

@@ -110,7 +110,7 @@ def grow(
             "no operator to grow with\n"
             "  give --operator width, --operator depth, or both; --operator width:3 for x 3"
         )
-    from efftrain_cli.foundation.console import make_console, print_labelled, say
+    from efftrain_cli.foundation.console import print_folded, say
     from efftrain_cli.grow.grow import grow_run
     from efftrain_cli.grow.plan_report import growth_lines
     from efftrain_cli.recipe.rules import warnings_of
@@ -129,5 +129,5 @@ def grow(
         for warning in warnings_of(grown.recipe):
             say(f"warning: {warning}")
     *report, command = growth_lines(grown, weights_only)
-    print_labelled(make_console(result=True), report, indent=12)
+    print_folded("\n".join(report), indent=12)
     print(command)

@@ -14,9 +14,8 @@ from efftrain_cli.foundation.console import (
     counted,
     human,
     human_seconds,
-    make_console,
+    print_folded,
     print_json,
-    print_labelled,
     say,
 )
 from efftrain_cli.foundation.errors import DataError, UsageError
@@ -107,7 +106,7 @@ def print_plan(
         _disk_line(recipe, cost, facts),
         *_sum_lines(recipe, vocab_size),
     ]
-    print_labelled(make_console(result=True), lines, indent=LABEL)
+    print_folded("\n".join(lines), indent=LABEL)
 
 
 def _sum_lines(recipe: Recipe, vocab_size: int) -> Iterator[str]:

@@ -99,7 +99,6 @@ def show(
     format_: TableOrJson = "table",
 ) -> None:
     """Show one run: its result, what it spent, stability, recipe, text and disk."""
-    from efftrain_cli.foundation.console import make_console, print_labelled
     from efftrain_cli.plan.describe import LABEL
     from efftrain_cli.run.names import find_run
     from efftrain_cli.run_show import details_of_run, lines_of_run, values_of_run
@@ -108,7 +107,7 @@ def show(
     if format_ == "json":
         print_json(values_of_run(path))
         return
-    print_labelled(make_console(result=True), lines_of_run(path), indent=LABEL)
+    print_folded("\n".join(lines_of_run(path)), indent=LABEL)
     if details:
         print("\n".join(details_of_run(path)))
 

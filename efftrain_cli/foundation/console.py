@@ -103,7 +103,7 @@ def _folded_table(console: Console, header: Row, rows: Sequence[Row]) -> list[st
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def print_labelled(console: Console, lines: Iterable[str], indent: int = 11) -> None:
+def print_labelled(console: Console, lines: Iterable[str], indent: int) -> None:
     """Print lines with a label of `indent` columns, folded in a terminal below their text."""
     for line in lines:
         console.print(folded(line, indent, console.file), markup=False, soft_wrap=True)
