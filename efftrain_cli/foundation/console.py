@@ -73,10 +73,13 @@ Row = tuple[str, ...]
 def table_lines(header: Row, rows: Sequence[Row], spare: Row = ()) -> list[str]:
     """Format a plain table: columns two spaces apart, numbers to the right. A terminal that is too
     narrow gets it without the first of the columns `spare`, or else with folded cells."""
+    from rich.console import Console
+
     columns = list(zip(header, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    console = make_console(result=True)
-    if sum(widths) + 2 * len(widths) - 2 > console.width:
+    console = Console()
+    needed = sum(widths) + 2 * len(widths) - 2
+    if sys.stdout.isatty() and needed > console.width:
         if not spare:
             return _folded_table(console, header, rows)
         kept = [column for column in columns if column[0] != spare[0]]
@@ -177,13 +180,9 @@ def silent() -> bool:
     return _silent
 
 
-def make_console(result: bool = False) -> Console:
-    """Return standard output; lines are not folded where it is not a terminal.
-
-    Args:
-        result: for what a command was asked for, which `--quiet` shows too; tables are as wide as
-            they need in a pipe.
-    """
+def make_console() -> Console:
+    """Return standard output for progress, which `--quiet` hides; lines are not folded where it is
+    not a terminal."""
     from rich.console import Console
 
     class Output(Console):
@@ -192,10 +191,7 @@ def make_console(result: bool = False) -> Console:
             it a failure."""
             raise BrokenPipeError
 
-    terminal = sys.stdout.isatty()
-    width = 10_000 if result and not terminal else None
-    quiet = _silent and not result
-    return Output(soft_wrap=not terminal, highlight=False, quiet=quiet, width=width)
+    return Output(soft_wrap=not sys.stdout.isatty(), highlight=False, quiet=_silent)
 
 
 class _Output(io.FileIO):
