@@ -117,29 +117,6 @@ def glance_at_runs(
     return lines, len(entries) - len(lines)
 
 
-def row_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values of a run by COLUMNS, and its settings by dotted key."""
-    from efftrain_cli.run.reading import load_run
-
-    run = load_run(path)
-    values = {
-        "name": run.name,
-        "status": run.status,
-        "recipe": run.arm,
-        "seed": run.seed,
-        "tokens": run.facts.get("tokens", 0.0),
-        "budget": run.budget,
-        "flops": run.facts.get("FLOPs"),
-        "seconds": run.facts.get("training seconds"),
-        "updates": run.facts.get("updates", 0),
-        "final_loss": run.final_loss,
-        "best_val_loss": run.facts.get("best loss"),
-        "age_seconds": _age(path),
-        "problem": "",
-    }
-    return values, dict(run.settings)
-
-
 def _age(path: Path) -> float:
     """Return the seconds since a run was written to; 0 if it has gone."""
     written = written_at(path)
@@ -149,11 +126,27 @@ def _age(path: Path) -> float:
 
 
 def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return one run's values by column, and its settings, empty if the run cannot be read."""
+    """Return one run's values by COLUMNS, and its settings by dotted key; no settings if the run
+    cannot be read."""
+    from efftrain_cli.run.reading import load_run
+
     path = runs_root() / name
-    row = {"name": printable(name), "age_seconds": _age(path)}
+    row = {"name": printable(name), "age_seconds": _age(path), "problem": ""}
     try:
-        return row_of(path)
+        run = load_run(path)
+        row |= {
+            "status": run.status,
+            "recipe": run.arm,
+            "seed": run.seed,
+            "tokens": run.facts.get("tokens", 0.0),
+            "budget": run.budget,
+            "flops": run.facts.get("FLOPs"),
+            "seconds": run.facts.get("training seconds"),
+            "updates": run.facts.get("updates", 0),
+            "final_loss": run.final_loss,
+            "best_val_loss": run.facts.get("best loss"),
+        }
+        return row, dict(run.settings)
     except Exception as error:  # one run that nobody can read must not hide the others
         fault = fault_of(path, error)
         row |= {"status": "unreadable", "recipe": "-", "tokens": 0.0, "problem": fault}
