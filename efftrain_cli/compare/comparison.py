@@ -108,7 +108,7 @@ class Comparison:
 
     def figures(self) -> list[Figure]:
         """Draw a matplotlib figure of each plot."""
-        return [draw_figure([plot]) for plot in self.plots]
+        return [draw_figure(plot) for plot in self.plots]
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:

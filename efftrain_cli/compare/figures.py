@@ -174,7 +174,7 @@ def rates_plot(grid: pd.DataFrame) -> Plot:
         joined(points),
         "".join(keys),
         LOSS,
-        log="x",
+        has_log_x=True,
     )
 
 
@@ -210,8 +210,8 @@ def losses_plot(ladder: Ladder) -> Plot:
         "Final loss against FLOPs: each run, and a fit per size",
         joined(points),
         "FLOPs",
-        "validation loss (nats/token)",
-        log="x",
+        LOSS,
+        has_log_x=True,
     )
 
 
@@ -253,7 +253,7 @@ def gains_plot(gains: pd.DataFrame) -> Plot:
         joined(points),
         "parameters",
         "FLOPs of the baseline / of the arm, at equal loss",
-        log="x",
+        has_log_x=True,
         levels=(1.0,),
         ticks={size: human(size) for size in shown["size"]},
     )

@@ -45,8 +45,8 @@ class Plot:
     """Label of the x axis, with its unit."""
     y: str
     """Label of the y axis, with its unit."""
-    log: str = ""
-    """Axes on a log scale: "x" or "y"."""
+    has_log_x: bool = False
+    """Whether the x axis is logarithmic."""
     fit_from: float = 0.0
     """The y axis covers the curves from this x on."""
     levels: tuple[float, ...] = ()
@@ -100,40 +100,19 @@ def joined(curves: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the points of several curves; a frame without rows if there are none."""
     import pandas as pd
 
-    return pd.concat(
-        curves
-        or [
-            curve(
-                0,
-                "",
-                [],
-                [],
-            )
-        ],
-        ignore_index=True,
-    )
+    return pd.concat(curves or [curve(0, "", [], [])], ignore_index=True)
 
 
-def draw_figure(plots: Sequence[Plot]) -> Figure:
-    """Draw plots side by side, with one y axis."""
+def draw_figure(plot: Plot) -> Figure:
+    """Draw a plot and its legend."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.4 * len(plots), 3.7), layout="constrained")
-    panels = figure.subplots(
-        1,
-        len(plots),
-        sharey=True,
-        squeeze=False,
-    )
-    for axes, plot in zip(panels.flat, plots, strict=True):
-        draw_plot(axes, plot)
-    handles, labels = panels.flat[0].get_legend_handles_labels()
+    figure = Figure(figsize=(5.4, 3.7), layout="constrained")
+    draw_plot(figure.subplots(), plot)
     # Below the axes, where it hides no curve.
     figure.legend(
-        handles,
-        labels,
         loc="outside lower center",
-        ncols=2 * len(plots),
+        ncols=2,
         frameon=False,
     )
     return figure
@@ -176,11 +155,8 @@ def draw_plot(axes: Axes, plot: Plot) -> None:
             linewidth=0.8,
             linestyle=":",
         )
-    if "y" in plot.log:
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(plot.low_high)
-    if "x" in plot.log:
+    axes.set_ylim(plot.low_high)
+    if plot.has_log_x:
         axes.set_xscale("log")
     if plot.ticks:
         axes.set_xticks(list(plot.ticks), list(plot.ticks.values()))
@@ -198,7 +174,7 @@ def inline_svg(plot: Plot) -> str:
 
     out = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        draw_figure([plot]).savefig(out, format="svg")
+        draw_figure(plot).savefig(out, format="svg")
     svg = out.getvalue()
     return svg[svg.index("<svg") :]
 
@@ -223,8 +199,8 @@ def draw_in_terminal(plot: Plot, width: int) -> str:
             is_turn = np.arange(len(points)) // TURN % len(groups) == turn
             drawn = points[is_turn | (len(points) <= TURN)]
             plotext.scatter(drawn.x.tolist(), drawn.y.tolist(), marker=letter)
-    if plot.log:
-        plotext.xscale(plot.log.replace("x", "log"))
+    if plot.has_log_x:
+        plotext.xscale("log")
     else:
         marks = np.linspace(shown.x.min(), shown.x.max(), 5)
         plotext.xticks(marks.tolist(), [plot.tick(mark) for mark in marks])
