@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from efftrain_cli.data.corpus import Corpus
+from efftrain_cli.data.corpus import Corpus, dtype_for
 from efftrain_cli.data.windows import Windows, data_warnings
-from efftrain_cli.foundation.console import counted, human, print_labelled
+from efftrain_cli.foundation.console import (
+    human,
+    human_seconds,
+    make_console,
+    print_labelled,
+    say,
+)
 from efftrain_cli.foundation.errors import DataError, RecipeError
+from efftrain_cli.plan.describe import LABEL
 from efftrain_cli.plan.preview import summarize_plan
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from efftrain_cli.recipe.recipe import Recipe
-
-_SPLIT_WORDS = {
-    "given": "text of its own",
-    "cut": "the end of each file",
-    "held out": "whole documents, chosen by their content's hash",
-}
+from efftrain_cli.recipe.recipe import Recipe
 
 
 def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
@@ -81,84 +78,40 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
         "validation_windows": validation,
         "problems": problems,
         "warnings": warnings,
+        "disk_bytes": dtype_for(corpus.vocab_size).itemsize
+        * (corpus.train.tokens + corpus.valid.tokens),
         "data_hash": corpus.data_hash,
         "folder": str(corpus.folder),
     }
 
 
-def print_corpus(
-    console: Console, recipe: Recipe, about: dict[str, Any], *, train_command: str
-) -> None:
-    """Print `describe_corpus` for a reader; `train_command` is what to type next."""
+def print_corpus(about: dict[str, Any], *, seconds: float, command: str) -> None:
+    """Print what a reader needs of `describe_corpus`: text, shards, and what to type next.
+
+    Args:
+        seconds: how long reading and tokenizing took.
+        command: what to type next.
+    """
     train = about["train"]
     valid = about["valid"]
-    wanted = recipe.eval.windows
-    fewer = (
-        f", {wanted} were asked for: the text is short"
-        if 0 < about["validation_windows"] < wanted
-        else ""
-    )
+    documents = train["documents"]
+    if about["split"] != "cut":
+        documents += valid["documents"]
+    console = make_console()
     lines = [
-        f"text        {_named(recipe.data.named_text, train['sources'])}",
-        f"training    {_counted(train)}",
-        f"validation  {_counted(valid)}; {_SPLIT_WORDS[about['split']]}",
-        (
-            f"tokenizer   {about['tokenizer']}: vocabulary {about['vocab_size']:,},"
-            f" end of text {about['eot_id']},"
-            f" {about['bytes_per_token']:.2f} bytes per token of the validation text"
-        ),
-        f"overlap     {counted(about['overlap'], 'document')} both trained and validated on",
-        f"windows     {about['windows_per_epoch']:,} of {recipe.model.seq_len:,} tokens an epoch;"
-        f" validation on {about['validation_windows']:,}{fewer}",
+        f"text    {human(documents)} {'document' if documents == 1 else 'documents'}:"
+        f" {human(train['tokens'])} tokens for training, {human(valid['tokens'])} for validation",
+        f"shards  {human(about['disk_bytes'], 'B')} in the cache; {human_seconds(seconds)}",
     ]
-    if recipe.data.valid is not None:
-        lines.insert(
-            1, f"            validation: {_named(_joined(recipe.data.valid), valid['sources'])}"
-        )
     if about["empty"] or about["skipped"]:
         lines.append(
-            f"rows        {about['empty']:,} without text and {about['skipped']:,} that cannot be"
+            f"rows    {about['empty']:,} without text and {about['skipped']:,} that cannot be"
             " read are left out"
         )
-    if about["epochs"] is not None:
-        most = " of the source read most often" if about["mix"] else ""
-        lines.append(
-            f"budget      {about['windows_needed']:,} windows: {about['epochs']:.2f} epochs{most}"
-        )
-    total = sum(part["weight"] for part in about["mix"])
-    for part in about["mix"]:
-        lines.append(
-            f"            {part['weight'] / total:>6.1%} {part['path']}:"
-            f" {part['tokens']:,} tokens, {part['epochs']:.2f} epochs"
-        )
-    if about["limits"] and about["limits"]["train"]:
-        lines.append(
-            f"limit       {about['limits']['train']:,} training tokens,"
-            " and the document that reaches them is the last; data.max_tokens sets it"
-        )
-    lines.append(f"shards      {about['folder']}")
-    print_labelled(console, lines, indent=12)
+    print_labelled(console, lines, LABEL)
     for warning in about["warnings"]:
-        console.print(f"warning: {warning}", markup=False)
+        say(f"warning: {warning}")
     for problem in about["problems"]:
-        console.print(f"\nThis recipe cannot train on it yet: {problem}", markup=False)
+        say(f"this recipe cannot train on it yet: {problem}")
     if not about["problems"]:
-        console.print(f"\nnext\n  {train_command}", markup=False, soft_wrap=True)
-
-
-def _joined(spec: str | tuple[str, ...]) -> str:
-    return spec if isinstance(spec, str) else ", ".join(spec)
-
-
-def _counted(side: dict[str, Any]) -> str:
-    return (
-        f"{counted(side['documents'], 'document')}, {human(side['bytes'], 'B')},"
-        f" {side['tokens']:,} tokens"
-    )
-
-
-def _named(text: str, sources: list[str]) -> str:
-    """Return the text as the recipe names it, with the number of its files."""
-    if text == "stdlib":
-        return sources[0]
-    return text if len(sources) == 1 else f"{text} ({len(sources)} files)"
+        console.print(f"next    {command}", markup=False, soft_wrap=True)

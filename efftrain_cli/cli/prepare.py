@@ -25,28 +25,30 @@ def prepare(
 ) -> None:
     """Read a recipe's text, tokenize it and write token shards, once; training finds them in the
     cache."""
-    from rich.console import Console
-
     from efftrain_cli.recipe.recipe import load_recipe
 
     recipe = chosen_recipe(recipe_argument, recipe_option)
     loaded = load_recipe(recipe, list(set_ or []))  # a mistake in it is named at once
+
+    import shlex
+    import time
+
+    from rich.console import Console
+
     from efftrain_cli.data import prepare as preparing
-    from efftrain_cli.foundation.console import make_console, print_json
+    from efftrain_cli.foundation.console import print_json
     from efftrain_cli.prepare import describe_corpus, print_corpus
 
-    as_json = format_ == "json"
-    console = Console(stderr=True, highlight=False, quiet=quiet) if as_json else make_console()
+    console = Console(stderr=True, highlight=False, quiet=quiet)
+    started = time.monotonic()
     limits = preparing.limits_of(loaded)
     corpus = preparing.prepare(loaded.data, limits=limits, console=console)
     if verify_data == "full":
         corpus.verify(full=True)
     about = describe_corpus(loaded, corpus)
-    if as_json:
+    if format_ == "json":
         print_json(about)
-    else:
-        import shlex
-
-        overrides = [word for override in set_ or [] for word in ("--set", override)]
-        command = shlex.join(["efftrain", "pretrain", "--recipe", recipe, *overrides])
-        print_corpus(console, loaded, about, train_command=command)
+        return
+    overrides = [word for override in set_ or [] for word in ("--set", override)]
+    command = shlex.join(["efftrain", "pretrain", recipe, *overrides, "--plan"])
+    print_corpus(about, seconds=time.monotonic() - started, command=command)

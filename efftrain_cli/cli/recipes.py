@@ -15,7 +15,7 @@ from typer import Argument, Option
 from efftrain_cli.cli import complete
 from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.cli.options import Overrides, TextOrJson
-from efftrain_cli.foundation.console import human, print_folded, print_json, table_lines
+from efftrain_cli.foundation.console import counted, human, print_folded, print_json, table_lines
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def list_recipes(
     """List every recipe that --recipe finds by name, a line each: those in ./recipes, then those
     that ship with the program.
 
-    Parameters are counted without embeddings, budgets in tokens.
+    After the name stand parameters without embeddings, and the budget in tokens.
     """
     from efftrain_cli.recipe.draft import recipe_names
 
@@ -66,13 +66,14 @@ def list_recipes(
         print_json(cards)
         return
     longest = max(len(card["name"]) for card in cards)
-    print(f"{'recipe':{longest}}  parameters  tokens")
     for card in cards:
-        numbers = f"{'':10}  {'':6}"
+        numbers = f"{'':5}  {'':5}"
         if card["mistake"] is None:
             parameters = human(card["parameters_without_embeddings"])
-            numbers = f"{parameters:>10}  {human(card['tokens']):>6}"
-        print(_cut(f"{card['name']:{longest}}  {numbers}  {card['mistake'] or card['summary']}"))
+            numbers = f"{parameters:>5}  {human(card['tokens']):>5}"
+        whose = "(yours) " if card["own"] else ""
+        text = card["mistake"] or card["summary"]
+        print(_cut(f"{card['name']:{longest}}  {numbers}  {whose}{text}"))
 
 
 def _cut(line: str) -> str:
@@ -127,7 +128,6 @@ def new_recipe(
     from efftrain_cli.foundation.files import write_whole
     from efftrain_cli.recipe.draft import is_path, shown_path
     from efftrain_cli.recipe.recipe import load_recipe
-    from efftrain_cli.recipe.sizes import START_OF_SWEEP
     from efftrain_cli.recipe.starter import starter
 
     path = Path("recipes") / f"{name}.toml"
@@ -163,13 +163,11 @@ def new_recipe(
     path.parent.mkdir(exist_ok=True)
     # A full disk leaves no part of it, which would be in the way of the next try.
     write_whole(path, content)
-    print(f"{shown_path(path)} written, based on {base}; edit it, then")
-    print(f"  efftrain pretrain {name} --plan")
-    print(f"  efftrain pretrain {name}")
-    if START_OF_SWEEP in comments.get("optim.lr", ""):
-        print_folded(
-            "optim.lr is the start of a sweep: no law of the rate reaches below 5M parameters"
-        )
+    print(f'{shown_path(path)}: base "{base}" and {counted(len(overrides), "key")}')
+    command = f"pretrain {name} --plan"
+    if overrides and not sizes and not any(key.startswith("data") for key in keys):
+        command = f"race {base} {name}"
+    print(f"next    efftrain {command}")
 
 
 def _sizes(

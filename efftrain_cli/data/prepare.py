@@ -23,7 +23,6 @@ from efftrain_cli.data.corpus import Corpus, open_corpus
 from efftrain_cli.data.sources import TextSources, find_sources
 from efftrain_cli.data.split import Limits
 from efftrain_cli.data.tokenizer import bpe_size, tokenizer_files
-from efftrain_cli.foundation.console import human_seconds
 from efftrain_cli.foundation.environment import cache_root
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.files import abandoned_in, discard, fsync, make_folder
@@ -150,16 +149,14 @@ def _build(
 
 @contextmanager
 def _progress(console: Console | None) -> Iterator[Report]:
-    """Yield what a preparation reports its progress to; print at the end how long it took."""
+    """Yield what a preparation reports its progress to."""
     if console is None:
         from rich.console import Console
 
         console = Console(quiet=True, force_terminal=False)
-    started = time.monotonic()
     title = "preparing the data (once; the next run finds it in the cache)"
     with show_progress(console, title, 10.0) as tell:
         yield tell
-    console.print(f"data prepared in {human_seconds(time.monotonic() - started)}")
 
 
 @contextmanager

@@ -18,7 +18,6 @@ LARGE_BATCH = 524_288
 """Tokens of a step from which on beta2 is 0.95."""
 PASSES = 4
 """Times that a text is read at most."""
-START_OF_SWEEP = "a start for a sweep"
 SMALL_LR = 4e-3
 """AdamW's best peak at 0.4M parameters, docs/evidence/baselines.md: the law's would be 15e-3."""
 SMALLEST_FITTED = 5_000_000
@@ -134,7 +133,7 @@ def written_sizes(
     source = "arXiv 2406.19146"
     if count < SMALLEST_FITTED:
         lr = SMALL_LR
-        source = f"best at 0.4M: {START_OF_SWEEP}"
+        source = "best at 0.4M: a start for a sweep"
 
     ladder = f"{count:,} parameters with the head"
     yield Written("model.n_layer", model.n_layer, ladder)

@@ -25,6 +25,20 @@ from efftrain_cli.training import dist
 from efftrain_cli.training.precision import compute_dtype
 from efftrain_cli.training.session import Session
 
+LIBRARIES = (
+    "ATEN_",
+    "CUBLAS_",
+    "DNNL_",
+    "KMP_",
+    "MKL_",
+    "NVIDIA_",
+    "OMP_",
+    "ONEDNN_",
+    "OPENBLAS_",
+    "TORCH",
+)
+"""Beginnings of the variables that decide how PyTorch's libraries compute."""
+
 
 def environment_of(session: Session) -> dict[str, object]:
     """Return the facts that may change the last bits of a result although recipe and data are the
@@ -83,12 +97,13 @@ def software_origin(recipe_name: str) -> dict[str, object]:
 def origin_of(session: Session, recipe_name: str) -> dict[str, Any]:
     """Return the origin of a run: all facts that could explain a difference between two runs.
 
-    It holds no environment variables, so no keys.
+    Of the environment it holds only what libraries read at their import, so no keys.
     """
     corpus = session.corpus
     return {
         **software_origin(recipe_name),
         "git_commit": package_commit(),
+        "variables": library_variables(),
         "device": device_name(session.device),
         "device_kind": session.device.type,
         "threads": torch.get_num_threads(),
@@ -113,6 +128,16 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, Any]:
             ),
         },
     }
+
+
+@cache
+def library_variables() -> dict[str, str]:
+    """Return the environment variables of `LIBRARIES`. Later calls return the first one's."""
+    found = {}
+    for name in sorted(os.environ):
+        if name.startswith(LIBRARIES):
+            found[name] = os.environ[name]
+    return found
 
 
 @cache

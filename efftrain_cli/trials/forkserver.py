@@ -53,9 +53,11 @@ def import_training() -> None:
     """
     for name in MODULES:
         importlib.import_module(name)
-    from efftrain_cli.training.origin import package_commit
+    from efftrain_cli.training.origin import library_variables, package_commit
 
-    package_commit()  # children record the commit whose code they run
+    # Children record the commit whose code they run, and what the libraries read.
+    package_commit()
+    library_variables()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1 or sys.modules["torch"].cuda.is_initialized():
         raise RuntimeError(f"not safe to fork: {threads} threads, or CUDA is initialized")

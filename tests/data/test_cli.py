@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -41,17 +42,11 @@ def recipe(tmp_path: Path) -> str:
 def test_prepare_says_what_it_made_and_then_finds_it(efftrain, recipe, tmp_path):
     cache = {"EFFTRAIN_CACHE": str(tmp_path / "cache")}
     first = efftrain("prepare", "--recipe", recipe, **cache)
-    assert "preparing the data" in first.stdout and "data prepared in" in first.stdout
-    for said in (
-        "text        book.txt",
-        "1 document, ",
-        "vocabulary 300",
-        "the end of each file",
-        "overlap     0 documents",
-    ):
-        assert said in first.stdout
-    assert f"shards      {tmp_path}/cache/corpora/" in first.stdout
-    assert first.stdout.endswith("\nnext\n  efftrain pretrain --recipe tiny.toml\n")
+    assert first.stderr.startswith("preparing the data (once;")
+    text, shards, following = first.stdout.splitlines()
+    assert re.fullmatch(r"text    1 document: \S+ tokens for training, \S+ for validation", text)
+    assert re.fullmatch(r"shards  \S+ kB in the cache; \d+ m?s", shards)
+    assert following == "next    efftrain pretrain tiny.toml --plan"
     again = efftrain(
         "prepare", "--recipe", recipe, "--verify-data", "full", "--format", "json", **cache
     )
@@ -63,6 +58,7 @@ def test_prepare_says_what_it_made_and_then_finds_it(efftrain, recipe, tmp_path)
     assert (
         about["windows_needed"] == 2048 // 32 and about["epochs"] == 64 / about["windows_per_epoch"]
     )
+    assert about["disk_bytes"] == 2 * (about["train"]["tokens"] + about["valid"]["tokens"])
     assert about["bytes_per_token"] == about["valid"]["bytes"] / about["valid"]["tokens"]
     assert (
         about["vocab_size"],
@@ -87,7 +83,7 @@ def test_a_budget_beyond_the_corpus_is_refused_before_there_is_a_run(efftrain, r
     """F37: prepare says it, pretrain refuses it, data.repeat allows it."""
     budget = ("--recipe", recipe, "--set", "train.tokens=100_000")
     said = efftrain("prepare", *budget)
-    assert "This recipe cannot train on it yet: the budget needs" in said.stdout
+    assert "this recipe cannot train on it yet: the budget needs" in said.stderr
     refused = efftrain("pretrain", *budget, code=2)
     assert "epochs" in refused.stderr and "data.repeat = true" in refused.stderr
     assert not (tmp_path / "runs").exists()
@@ -115,9 +111,9 @@ def test_the_shares_of_a_mix_are_named(efftrain, recipe, tmp_path):
     (tmp_path / "verse.txt").write_text("sheep cross the river at night\n" * 500)
     sources = 'sources = [{path = "book.txt", weight = 3}, {path = "verse.txt"}]'
     (tmp_path / recipe).write_text(RECIPE.replace('train = "book.txt"', sources))
-    shown = efftrain("prepare", recipe).stdout
-    assert "             75.0% book.txt: " in shown
-    assert "             25.0% verse.txt: " in shown
+    mix = json.loads(efftrain("prepare", recipe, "--format", "json").stdout)["mix"]
+    assert [(part["path"], part["weight"]) for part in mix] == [("book.txt", 3), ("verse.txt", 1)]
+    assert mix[1]["tokens"] > 0
 
 
 @pytest.mark.slow
