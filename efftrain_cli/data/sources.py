@@ -142,6 +142,8 @@ def _find(
         files = [file for file in files if "/." not in f"/{file.relative_to(path)}"]
     elif glob.has_magic(entry) and not path.exists():
         files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+        if not files:
+            raise DataError("no file matches this pattern\n  write [[] for a [, [*] for a *")
     elif not path.is_file():
         return [_hub_dataset(entry, path, model, data)], ""
 

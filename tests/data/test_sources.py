@@ -112,7 +112,7 @@ def test_everything_that_is_not_there_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "book.pdf").write_text("x")
-    entries = ("missing.txt", "empty", "*.jsonl", "book.pdf", "/no/such/folder", "a.txt, b.txt")
+    entries = ("missing.txt", "empty", "a[1].txt", "book.pdf", "/no/such/folder", "a.txt, b.txt")
     with pytest.raises(DataError) as refused:
         find_sources(Data(valid=entries))
     lines = str(refused.value).splitlines()
@@ -120,7 +120,7 @@ def test_everything_that_is_not_there_is_said_at_once(tmp_path, monkeypatch):
     assert len(faults) == len(lines) / 2 == 6
     assert all(line.startswith("data.valid = ") for line in faults)
     assert "no such file" in faults[0] and str(tmp_path) in faults[0]
-    assert "nothing" in faults[1] and "nothing" in faults[2] and "1 .pdf" in faults[3]
+    assert "nothing" in faults[1] and "matches this pattern" in faults[2] and "1 .pdf" in faults[3]
     assert lines[-1] == """  several are written as a list: --set 'data.train=["a.txt", "b.txt"]'"""
 
 

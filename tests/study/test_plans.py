@@ -78,6 +78,8 @@ def test_the_plan_and_the_status_print_what_is_needed(folder):
     assert lines[1] == "runs    4 to tune (1 seed), 10 to judge (5 pairs); looks at 3, 5 pairs"
     assert lines[2].startswith("costs   14 runs, 35.8K tokens, ")
     assert lines[3] == "judged  b against a: final_loss different, at 5 %"
+    half = STUDY.replace('baseline = "a"', 'baseline = "a"\nalpha = 0.025')
+    assert plan_lines(read_study(study(folder, half)))[3].endswith(", at 2.5 %")
     assert status_lines(read_study(path)) == ["s  not begun"]
     assert "runs    4 to tune" in cli("study", "s.toml", "--plan").stdout
     with pytest.raises(UsageError, match="exclude each other"):

@@ -71,6 +71,8 @@ def test_grid_has_seeds_outermost_and_names_that_tell(folder):
     assert grid(["plain.toml"], (3,), [("wandb.mode", ["offline"])])[0].name == "plain-seed3"
     long = grid(["plain.toml"], (0, 1), [("data.train", ["x" * 80, "y" * 80])])
     assert len({trial.name for trial in long}) == 4 and max(len(trial.name) for trial in long) <= 64
+    texts = grid(["plain.toml"], (0,), [("data.train", ["a_b.txt", "ab.txt"])])
+    assert len({trial.name for trial in texts}) == 2
     with pytest.raises(UsageError, match="twice"):
         grid(["plain.toml", "sub/plain.toml"], (0,), [])
 
