@@ -18,14 +18,7 @@ def megatron(consumed: int, start: int, increment: int, ramp: int, full: int) ->
 
 
 @pytest.mark.parametrize(
-    "start, increment, ramp, full",
-    [
-        (16, 16, 1_953_125, 256),
-        (32, 32, 100_000, 512),
-        (8, 8, 1_000, 64),
-        (1, 3, 777, 64),
-        (64, 64, 50_000, 4096),
-    ],
+    "start, increment, ramp, full", [(16, 16, 1_953_125, 256), (1, 3, 777, 64)]
 )
 def test_every_step_of_the_ramp_is_megatron_s(start, increment, ramp, full):
     warmup = BatchSizeWarmup(start=start, increment=increment, sequences=ramp)
@@ -38,35 +31,35 @@ def test_every_step_of_the_ramp_is_megatron_s(start, increment, ramp, full):
 
 
 def test_the_edges_of_an_increase():
-    warmup = BatchSizeWarmup(
-        start=16, increment=16, sequences=150
-    )  # 15 increments of 10 sequences each
-    assert [warmup.batch_size_at(consumed, 0, 256) for consumed in (0, 9, 10, 149, 150, 151)] == [
-        16,
-        16,
-        32,
-        240,
-        256,
-        256,
-    ]
+    # 15 increments of 10 sequences each
+    warmup = BatchSizeWarmup(start=16, increment=16, sequences=150)
+    sizes = [warmup.batch_size_at(consumed, 0, 256) for consumed in (0, 9, 10, 149, 150, 151)]
+    assert sizes == [16, 16, 32, 240, 256, 256]
+
+
+RAMP = {"increment": 8, "sequences": 1000}
 
 
 @pytest.mark.parametrize(
     "keys, key",
     [
-        ({"start": 128}, "start"),
-        ({"increment": 5}, "increment"),
-        ({"sequences": 10_000}, "sequences"),
+        ({**RAMP, "start": 128}, "start"),
+        ({**RAMP, "increment": 5}, "increment"),
+        ({**RAMP, "sequences": 10_000}, "sequences"),
+        ({"increment": 8}, "sequences"),
+        ({**RAMP, "switch": (100, 200)}, "sequences"),
+        ({"increment": 28, "switch": (100,)}, "switch"),
+        ({"increment": 28, "switch": (200, 100)}, "switch"),
+        ({"increment": 28, "switch": (0, 100)}, "switch"),
+        ({"increment": 28, "switch": (100, 1_000_000)}, "switch"),
+        (RAMP, None),
     ],
 )
 def test_ramps_that_do_not_fit_the_recipe_are_problems(keys, key):
-    fitting = {"start": 8, "increment": 8, "sequences": 1000}
     sizes = ["model.seq_len=128", "train.batch_size=64", "train.tokens=1_000_000"]
-    recipe = tiny_recipe(*sizes)
-    assert not list(BatchSizeWarmup(**fitting).problems(recipe))
-    ((found, rule),) = BatchSizeWarmup(**{**fitting, **keys}).problems(recipe)
-    assert found == f"batch_size_warmup.{key}"
-    assert str(keys[key])[:2] in rule
+    warmup = BatchSizeWarmup(**{"start": 8, **keys})
+    problems = [name for name, _ in warmup.problems(tiny_recipe(*sizes))]
+    assert problems == ([f"batch_size_warmup.{key}"] if key else [])
 
 
 def test_the_batch_switches_at_the_first_step_after_so_many_tokens():
@@ -81,20 +74,3 @@ def test_the_batch_switches_at_the_first_step_after_so_many_tokens():
     assert plans[-1][1].tokens == 5 * 32 + 3 * 80 + 4 * 128
     groups = [(group.plan.batch_size, group.steps) for group in plan_equal_steps(recipe)]
     assert groups == [(2, 5), (5, 3), (8, 4)]
-
-
-@pytest.mark.parametrize(
-    ("keys", "key"),
-    [
-        ({}, "sequences"),
-        ({"sequences": 10, "switch": (100, 200)}, "sequences"),
-        ({"switch": (100,)}, "switch"),
-        ({"switch": (200, 100)}, "switch"),
-        ({"switch": (0, 100)}, "switch"),
-        ({"switch": (100, 800)}, "switch"),
-    ],
-)
-def test_switches_that_do_not_fit_the_recipe_are_problems(keys, key):
-    recipe = tiny_recipe("train.tokens=800")
-    ((found, _),) = BatchSizeWarmup(start=2, increment=3, **keys).problems(recipe)
-    assert found == f"batch_size_warmup.{key}"

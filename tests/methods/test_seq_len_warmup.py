@@ -17,53 +17,30 @@ from efftrain_cli.recipe.sections import Model, Optim, Train
 BUDGET = 157_286_400_000
 
 
-def deepspeed(
-    step: int, start: int, full: int, steps: int, multiple: int = 8, degree: int = 1
-) -> int:
-    """DeepSpeed's `curriculum_scheduler.py`, fixed_root and fixed_linear, written out again."""
-    length = math.floor((float(step) / steps) ** (1.0 / degree) * (full - start) + start)
-    length -= length % multiple
-    return min(length, full)
+def deepspeed(step: int, start: int, steps: int, degree: int) -> int:
+    """DeepSpeed's `curriculum_scheduler.py`, fixed_root and fixed_linear, to 1024 in multiples of
+    8, written out again."""
+    length = math.floor((float(step) / steps) ** (1.0 / degree) * (1024 - start) + start)
+    return min(length - length % 8, 1024)
 
 
-# start, full, T, {step: length}, distinct lengths, sum of the lengths of steps 1..T
-LINEAR = [
-    (
-        8, 1024, 15000,
-        {
-            1: 8, 118: 8, 119: 16, 236: 16, 237: 24, 1500: 104, 3000: 208, 7500: 512,
-            14882: 1016, 14999: 1016, 15000: 1024, 15001: 1024, 20000: 1024,
-        },
-        128, 7_680_512,
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("start, full, steps, table, distinct, total", LINEAR)
-def test_linear_pacing_is_the_reference_at_every_step(start, full, steps, table, distinct, total):
-    warmup = SeqLenWarmup(start=start, steps=steps)
-    lengths = [warmup.seq_len_at(step, full) for step in range(1, steps + 1)]
-    assert lengths == [deepspeed(step, start, full, steps) for step in range(1, steps + 1)]
-    assert {step: warmup.seq_len_at(step, full) for step in table} == table
-    assert len(set(lengths)) == distinct
-    assert sum(lengths) == total
-    assert warmup.tokens_through(steps, full, batch_size=3) == 3 * total
-    assert [length for _, length in warmup.phases(full)] == sorted(set(lengths))
+def test_linear_pacing_is_the_reference_at_every_step():
+    warmup = SeqLenWarmup(start=8, steps=15000)
+    lengths = [warmup.seq_len_at(step, 1024) for step in range(1, 15001)]
+    assert lengths == [deepspeed(step, 8, 15000, 1) for step in range(1, 15001)]
+    table = {
+        1: 8, 118: 8, 119: 16, 236: 16, 237: 24, 1500: 104, 3000: 208, 7500: 512,
+        14882: 1016, 14999: 1016, 15000: 1024, 15001: 1024, 20000: 1024,
+    }  # fmt: skip
+    assert {step: warmup.seq_len_at(step, 1024) for step in table} == table
+    assert warmup.tokens_through(15000, 1024, batch_size=3) == 3 * sum(lengths) == 3 * 7_680_512
+    assert [length for _, length in warmup.phases(1024)] == list(range(8, 1025, 8))
 
 
 @pytest.mark.parametrize(
     "degree, steps, table",
     [
-        (
-            2,
-            10000,
-            {1: 72, 10: 88, 100: 160, 1000: 360, 2500: 544, 5000: 736, 9999: 1016, 10000: 1024},
-        ),
-        (
-            3,
-            10000,
-            {1: 104, 10: 160, 100: 264, 1000: 504, 2500: 664, 5000: 824, 9999: 1016, 10000: 1024},
-        ),
+        (2, 10000, {1: 72, 10: 88, 100: 160, 1000: 360, 5000: 736, 9999: 1016, 10000: 1024}),
         (3, 8000, {999: 536, 1000: 544}),
     ],
 )
@@ -71,17 +48,13 @@ def test_root_pacing_is_the_reference_at_every_step(degree, steps, table):
     warmup = SeqLenWarmup(start=64, steps=steps, pacing="root", degree=degree)
     assert {step: warmup.seq_len_at(step, 1024) for step in table} == table
     for step in range(1, steps + 1):
-        assert warmup.seq_len_at(step, 1024) == deepspeed(step, 64, 1024, steps, degree=degree)
+        assert warmup.seq_len_at(step, 1024) == deepspeed(step, 64, steps, degree)
 
 
 def test_two_stage():
     warmup = SeqLenWarmup(pacing="discrete", lengths=(128, 1024), until=(15000,))
-    assert [warmup.seq_len_at(step, 1024) for step in (1, 15000, 15001, 99999)] == [
-        128,
-        128,
-        1024,
-        1024,
-    ]
+    lengths = [warmup.seq_len_at(step, 1024) for step in (1, 15000, 15001, 99999)]
+    assert lengths == [128, 128, 1024, 1024]
     assert list(warmup.phases(1024)) == [(1, 128), (15001, 1024)]
     assert warmup.tokens_through(15002, 1024, batch_size=2) == 2 * (15000 * 128 + 2 * 1024)
 
@@ -104,16 +77,17 @@ def test_floating_point_as_in_the_reference():
     assert SeqLenWarmup(start=8, steps=165516).seq_len_at(95490, 424) == 240
 
 
-def test_pieces_of_a_window():
+def test_sequences_of_a_window_and_of_a_step():
+    """What is cut off is dropped, or trained on in the same window, or in the same step."""
     truncate = SeqLenWarmup(steps=10)
     reshape = replace(truncate, mode="reshape")
-    assert [truncate.sequences_per_window_at(length, 1024) for length in (8, 24, 1024)] == [1, 1, 1]
-    assert [reshape.sequences_per_window_at(length, 1024) for length in (8, 24, 520, 1024)] == [
-        128,
-        42,
-        1,
-        1,
-    ]
+    tokens = replace(truncate, batch="tokens", mode="reshape")
+    assert SeqLenWarmup(steps=10, batch="tokens") == tokens
+    lengths = (8, 24, 520, 1024)
+    assert [truncate.sequences_per_window_at(length, 1024) for length in lengths] == [1] * 4
+    assert [reshape.sequences_per_window_at(length, 1024) for length in lengths] == [128, 42, 1, 1]
+    assert [reshape.batch_size_at(length, 1024, 4) for length in lengths] == [4] * 4
+    assert [tokens.batch_size_at(length, 1024, 4) for length in lengths] == [512, 170, 7, 4]
 
 
 def recipe_of(warmup: SeqLenWarmup, full: int, batch_size: int, budget: int) -> Recipe:
@@ -153,13 +127,9 @@ def test_final_steps_of_the_authors_runs(start, steps, full, batch_size, budget,
     for plan, progress in plan_run(recipe_of(warmup, full, batch_size, budget)):
         if plan.step in tokens:
             found[plan.step] = progress.tokens
-    assert plan.step == progress.step == last
+    assert plan.step == last
     assert progress.tokens >= budget > progress.tokens - batch_size * full
-    assert (
-        progress.tokens + progress.tokens_discarded
-        == progress.windows * full
-        == last * batch_size * full
-    )
+    assert progress.tokens + progress.tokens_discarded == last * batch_size * full
     for step, billions in tokens.items():
         decimals = len(billions.partition(".")[2])
         assert round(found[step] / 1e9, decimals) == float(billions)
@@ -172,9 +142,7 @@ def test_the_learning_rate_warms_up_by_steps_and_decays_by_tokens():
         1500: 3.0e-4,
         3000: 6.0e-4,
         10000: 5.980637e-4,
-        20000: 5.734157e-4,
         37500: 3.554895e-4,
-        45000: 1.876893e-4,
         58000: 1.062021e-5,
         58769: 1e-5,
     }
@@ -183,28 +151,10 @@ def test_the_learning_rate_warms_up_by_steps_and_decays_by_tokens():
     assert found == pytest.approx(expected, rel=2e-7)
 
 
-def test_batch_is_sequences_unless_it_is_set():
-    assert SeqLenWarmup(steps=10) == SeqLenWarmup(steps=10, batch="sequences", mode="truncate")
-    assert SeqLenWarmup(steps=10, batch="tokens") == SeqLenWarmup(
-        steps=10, batch="tokens", mode="reshape"
-    )
-    assert SeqLenWarmup(steps=10).batch_size_at(8, 1024, 4) == 4
-    tokens = SeqLenWarmup(steps=10, batch="tokens")
-    assert [tokens.batch_size_at(length, 1024, 4) for length in (8, 24, 520, 1024)] == [
-        512,
-        170,
-        7,
-        4,
-    ]
-
-
 @pytest.mark.parametrize(
     "keys, said",
     [
         ({}, "steps is missing"),
-        ({"steps": 0}, "greater than or equal to 1"),
-        ({"steps": 10, "start": 0}, "greater than or equal to 1"),
-        ({"steps": True}, "valid integer"),
         ({"steps": 10, "lengths": (8, 16)}, 'needs pacing = "discrete"'),
         ({"pacing": "discrete"}, "needs lengths"),
         ({"pacing": "discrete", "lengths": (8, 16)}, "until 0 ends"),
@@ -214,9 +164,7 @@ def test_batch_is_sequences_unless_it_is_set():
             "rise from phase to phase",
         ),
         ({"pacing": "discrete", "lengths": (0, 16), "until": (5,)}, "at least 1 token"),
-        ({"steps": 10, "length": 8}, "length"),
         ({"steps": 10, "batch": "tokens", "mode": "truncate"}, "drops them"),
-        ({"steps": 10, "batch": "windows"}, "batch"),
     ],
 )
 def test_bad_sections_are_refused(keys, said):
@@ -224,28 +172,28 @@ def test_bad_sections_are_refused(keys, said):
         SeqLenWarmup(**keys)
 
 
-def problems_of(warmup: SeqLenWarmup, full: int, budget: int) -> list[tuple[str, str]]:
-    """The problems with steps of 4 sequences; the recipe's own warmup has none."""
-    return list(warmup.problems(recipe_of(SeqLenWarmup(start=1, steps=1), full, 4, budget)))
+def problems_of(warmup: SeqLenWarmup, budget: int) -> dict[str, str]:
+    """The problems at length 64 with steps of 4 sequences; the recipe's own warmup has none."""
+    return dict(warmup.problems(recipe_of(SeqLenWarmup(start=1, steps=1), 64, 4, budget)))
 
 
 def test_a_warmup_beyond_the_budget_names_the_longest_that_fits():
     warmup = SeqLenWarmup(start=8, steps=1000)
-    ((key, rule),) = problems_of(warmup, 64, 50_000)
-    assert key == "seq_len_warmup.steps"
     longest = warmup.longest_within(50_000, 64, 4)
-    assert f"at most {longest}" in rule
-    assert not problems_of(replace(warmup, steps=longest), 64, 50_000)
-    assert problems_of(replace(warmup, steps=longest + 1), 64, 50_000)
+    assert f"at most {longest}" in problems_of(warmup, 50_000)["seq_len_warmup.steps"]
+    assert not problems_of(replace(warmup, steps=longest), 50_000)
+    assert problems_of(replace(warmup, steps=longest + 1), 50_000)
 
 
-def test_two_stages_that_do_not_fit_are_problems():
-    for lengths, until, key in (
-        ((8, 128), 5, ["lengths"]),
-        ((8, 32), 5, ["lengths"]),
-        ((8, 64), 500, ["until"]),
+@pytest.mark.parametrize(
+    "lengths, until, keys",
+    [
+        ((8, 128), 5, ["seq_len_warmup.lengths"]),
+        ((8, 32), 5, ["seq_len_warmup.lengths"]),
+        ((8, 64), 500, ["seq_len_warmup.until"]),
         ((8, 64), 5, []),
-    ):
-        warmup = SeqLenWarmup(pacing="discrete", lengths=lengths, until=(until,))
-        problems = problems_of(warmup, 64, 10_000)
-        assert [name.removeprefix("seq_len_warmup.") for name, _ in problems] == key
+    ],
+)
+def test_two_stages_that_do_not_fit_are_problems(lengths, until, keys):
+    warmup = SeqLenWarmup(pacing="discrete", lengths=lengths, until=(until,))
+    assert list(problems_of(warmup, 10_000)) == keys

@@ -16,8 +16,8 @@ from efftrain_cli.methods.simigrad import (
     noise_scale,
     similarity,
 )
-from tests.methods.similarities import HIGH, LOW
 
+LOW, HIGH = 0.1, 0.9
 # Batch sizes of the released code, its functions unmodified, under cosines below the target.
 GROW = [128, 140, 154, 169, 185, 203, 223, 245, 269, 295, 324, 356, 391]
 
@@ -44,108 +44,77 @@ def test_a_batch_grows_as_in_the_released_code():
 
 def test_bounds_are_rounded_to_the_quantum_and_never_exceeded():
     section = adapting(min_batch_size=50, max_batch_size=300, quantum=32)
-    assert (section.lowest, section.highest) == (64, 288)
-    up = run(section, 256, [LOW] * 6)
-    down = run(section, 128, [HIGH] * 6)
-    assert up == [256, 288, 288, 288, 288, 288, 288]
-    assert down == [128, 96, 64, 64, 64, 64, 64]
+    assert run(section, 256, [LOW] * 3) == [256, 288, 288, 288]
+    assert run(section, 128, [HIGH] * 4) == [128, 96, 64, 64, 64]
 
 
 def test_it_shrinks_to_two_sequences_and_grows_again():
-    section = adapting()
-    down = run(section, 40, [HIGH] * 30)
+    down = run(adapting(), 40, [HIGH] * 30)
     assert down[-1] == 2
     assert sorted(down, reverse=True) == down
-    assert run(section, 2, [LOW] * 3) == [2, 3, 4, 5]
+    assert run(adapting(), 2, [LOW] * 3) == [2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("quantum", [1, 2, 7, 32])
+@pytest.mark.parametrize("quantum", [1, 7])
 def test_it_moves_by_a_tenth_or_by_one_quantum(quantum):
     section = adapting(max_batch_size=100_000, quantum=quantum)
     for batch_size in range(section.lowest + quantum, 3000, quantum):
-        grown, shrunk = (section.next_batch_size(batch_size, phi) for phi in (LOW, HIGH))
+        grown = section.next_batch_size(batch_size, LOW)
+        shrunk = section.next_batch_size(batch_size, HIGH)
         assert grown % quantum == shrunk % quantum == 0
         assert batch_size < grown <= max(1.1 * batch_size + 1e-9, batch_size + quantum)
         assert batch_size > shrunk >= min(0.9 * batch_size - 1e-9, batch_size - quantum)
-        assert (
-            section.next_batch_size(batch_size, 0.5)
-            == section.next_batch_size(batch_size, None)
-            == batch_size
-        )
+    assert section.next_batch_size(98, 0.5) == section.next_batch_size(98, None) == 98
 
 
 def test_it_leaves_out_measurements_that_are_not_finite_or_zero():
     section = adapting(window=2)
-    batch_size, window = section.decide(1, 100, (), (math.nan, 1.0, 1.0))
-    assert (batch_size, window) == (100, ())
-    batch_size, window = section.decide(2, 100, window, (0.0, 0.0, 1.0))
-    assert (batch_size, window) == (100, ())
-    batch_size, window = section.decide(3, 100, window, (0.2, 1.0, 1.0))
-    assert (batch_size, window) == (100, ((0.2, 1.0, 1.0),))
-    assert section.decide(4, 100, window, (0.9, 1.0, 1.0)) == (90, ())
+    assert section.decide(1, 100, (), (math.nan, 1.0, 1.0)) == (100, ())
+    assert section.decide(2, 100, (), (0.0, 0.0, 1.0)) == (100, ())
+    assert section.decide(3, 100, (), (0.2, 1.0, 1.0)) == (100, ((0.2, 1.0, 1.0),))
+    assert section.decide(4, 100, ((0.2, 1.0, 1.0),), (0.9, 1.0, 1.0)) == (90, ())
 
 
 def test_a_window_decides_on_the_mean_of_the_products_and_clears():
     section = adapting(interval=2, window=2)
-    assert [step for step in range(1, 9) if section.measures_at(step)] == [2, 4, 6, 8]
     # Mean of the cosines 0.55, of the products 0.2: one large noisy gradient counts as large.
     batch_size, window = section.decide(2, 100, (), (1.0, 1.0, 1.0))
-    batch_size, window = section.decide(4, batch_size, window, (10.0, 100.0, 100.0))
-    assert (batch_size, window) == (110, ())
+    assert section.decide(4, batch_size, window, (10.0, 100.0, 100.0)) == (110, ())
     assert run(section, 100, [HIGH] * 8) == [100, 100, 100, 100, 90, 90, 90, 90, 81]
 
 
-def closed_loop(
-    section: SimiGrad, noise: float, steps: int, batch_size: int, seed: int = 0
-) -> list[int]:
-    """Batch sizes when phi is what a gradient with noise scale `noise` would show, plus measurement
-    noise."""
-    generator = np.random.default_rng(seed)
-    window: tuple[Dots, ...] = ()
-    batches = []
-    for step in range(1, steps + 1):
-        n = batch_size / 2
-        phi = float(np.clip(generator.normal(1 / (1 + noise / n), 0.02), -0.99, 0.99))
-        square = 1 + noise / n
-        dots = (phi * square, square, square) if section.measures_at(step) else None
-        batch_size, window = section.decide(step, batch_size, window, dots)
-        batches.append(batch_size)
-    return batches
-
-
-@pytest.mark.parametrize("target, window", [(0.5, 1), (0.5, 5), (0.8, 1), (0.8, 5), (1 / 3, 5)])
+@pytest.mark.parametrize("target, window", [(0.5, 1), (1 / 3, 5)])
 def test_the_loop_rests_where_the_noise_scale_says(target, window):
+    """A gradient with noise scale 1000 has a similarity of 1 / (1 + 1000 / n) over halves of n;
+    it is measured with an error of 0.02."""
     section = adapting(target=target, max_batch_size=10**6, window=window)
+    error = np.random.default_rng(0).normal(0, 0.02, 1500)
+    batch_size = 64
+    batches = []
+    measured: tuple[Dots, ...] = ()
+    for step in range(1500):
+        square = 1 + 1000 / (batch_size / 2)
+        phi = min(1 / square + error[step], 0.99)
+        dots = (phi * square, square, square)
+        batch_size, measured = section.decide(step + 1, batch_size, measured, dots)
+        batches.append(batch_size)
     rest = 2 * target / (1 - target) * 1000
-    batches = closed_loop(section, noise=1000.0, steps=1500, batch_size=64)[700:]
-    assert np.mean(batches) == pytest.approx(rest, rel=0.12)
-    assert min(batches) > 0.6 * rest
-    assert max(batches) < 1.5 * rest
+    assert np.mean(batches[700:]) == pytest.approx(rest, rel=0.12)
+    assert 0.6 * rest < min(batches[700:]) and max(batches[700:]) < 1.5 * rest
 
 
 def test_lr_factor_is_of_the_batch_relative_to_the_recipes():
-    section = adapting()
-    assert [section.lr_factor(batch, 128) for batch in GROW[:4]] == pytest.approx(
-        [1, 1.045825, 1.096871, 1.149049], abs=1e-6
-    )
-    assert section.lr_factor(GROW[-1], 128) == pytest.approx(1.747766, abs=1e-6)
-    assert section.lr_factor(32, 128) == 0.5
+    root = [adapting().lr_factor(batch, 128) for batch in (*GROW[:4], GROW[-1], 32)]
+    assert root == pytest.approx([1, 1.045825, 1.096871, 1.149049, 1.747766, 0.5], abs=1e-6)
     assert adapting(lr_scaling="linear").lr_factor(384, 128) == 3
     assert adapting(lr_scaling="none").lr_factor(384, 128) == 1
     # 1 + 0.5 (sqrt 4 - 1) and 1 + 0.25 (3 - 1)
     assert adapting(lr_adjust_factor=0.5).lr_factor(512, 128) == 1.5
     linear = adapting(lr_scaling="linear", lr_adjust_factor=0.25)
     assert linear.lr_factor(384, 128) == 1.5
-    assert [
-        round(6e-4 * section.lr_factor(batch, 128), 4) for batch in (65_536, 79_872, 262_144)
-    ] == [
-        0.0136,
-        0.0150,
-        0.0272,
-    ]
 
 
-@pytest.mark.parametrize("n_a, n_b", [(4, 4), (16, 16), (64, 64), (256, 256), (32, 96), (32, 64)])
+@pytest.mark.parametrize("n_a, n_b", [(4, 4), (256, 256), (32, 96)])
 def test_phi_and_noise_scale_of_a_synthetic_model(n_a, n_b):
     """Gradients G + noise with tr(Sigma) / |G|^2 = 64, 2000 dimensions."""
     generator = np.random.default_rng(1)
@@ -161,7 +130,8 @@ def test_phi_and_noise_scale_of_a_synthetic_model(n_a, n_b):
     predicted = 1 / math.sqrt((1 + 64 / n_a) * (1 + 64 / n_b))
     assert similarity(dots) == pytest.approx(predicted, rel=0.05)
     assert noise_scale(dots, n_a, n_b) == pytest.approx(64, rel=0.06)
-    if n_a == n_b:
-        a_dot_b, a_square, b_square = dots
-        closed_form = n_a / 2 * (a_square + b_square - 2 * a_dot_b) / a_dot_b
-        assert noise_scale(dots, n_a, n_b) == pytest.approx(closed_form, rel=1e-12)
+
+
+def test_the_noise_scale_of_equal_halves_by_hand():
+    """n / 2 (|A|^2 + |B|^2 - 2 <A,B>) / <A,B> = 2 (9 + 7 - 4) / 2."""
+    assert noise_scale((2.0, 9.0, 7.0), 4, 4) == pytest.approx(12)
