@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efftrain_cli.model.cross_entropy import summed_cross_entropy
+from efftrain_cli.model import cross_entropy
+from efftrain_cli.model.cross_entropy import capped, summed_cross_entropy
+from tests.tiny import drawn
 
 VOCAB, ROWS = 5000, 5056
 
 
-def plain(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
-    return F.cross_entropy(F.linear(x, weight)[:, :vocab_size].float(), targets, reduction="sum")
+def plain(x: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
+    logits = F.linear(x, weight)[:, :VOCAB].float()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return F.cross_entropy(logits, targets, reduction="sum")
 
 
-def loss_and_gradients(
-    form: Callable[..., Tensor], bf16: bool, scale: float = 1.0
-) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    x = (scale * torch.randn(130, 32, generator=generator)).requires_grad_()
-    weight = torch.randn(ROWS, 32, generator=generator).requires_grad_()
-    targets = torch.randint(VOCAB, (130,), generator=generator)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-        loss = form(x, weight, targets, VOCAB)
-    (loss / 1000).backward()
-    assert x.grad is not None and weight.grad is not None
-    return loss.detach(), x.grad, weight.grad
+def ours(x: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
+    return summed_cross_entropy(x, weight, targets, VOCAB, softcap)
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -37,51 +30,54 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    "bf16, loss_error, gradient_error", [(False, 1e-6, 1e-5), (True, 1e-3, 1e-2)]
+    "bf16, scale, softcap, loss_error, gradient_error",
+    [
+        (False, 1.0, None, 1e-6, 1e-5),
+        (True, 1.0, None, 1e-3, 1e-2),
+        (False, 1.0, 2.0, 1e-6, 1e-5),
+        # Logits far apart neither overflow nor vanish.
+        (False, 100.0, None, 1e-6, 1e-5),
+    ],
 )
-def test_agrees_with_the_plain_form(bf16, loss_error, gradient_error):
-    loss, x, weight = loss_and_gradients(summed_cross_entropy, bf16)
-    plain_loss, plain_x, plain_weight = loss_and_gradients(plain, bf16)
-    assert loss.dtype == torch.float32 and loss.dim() == 0
-    assert relative(loss, plain_loss) < loss_error
-    assert relative(x, plain_x) < gradient_error and relative(weight, plain_weight) < gradient_error
-    assert weight.dtype == torch.float32
-
-
-def test_padding_gets_no_gradient_at_all():
-    for bf16 in (False, True):
-        _, _, weight = loss_and_gradients(summed_cross_entropy, bf16)
-        assert torch.equal(weight[VOCAB:], torch.zeros(ROWS - VOCAB, 32))
-        assert (weight[:VOCAB] != 0).any(dim=1).all()
-
-
-def test_logits_far_apart_neither_overflow_nor_vanish():
-    loss, x, weight = loss_and_gradients(summed_cross_entropy, bf16=False, scale=100.0)
-    plain_loss, plain_x, plain_weight = loss_and_gradients(plain, bf16=False, scale=100.0)
-    torch.testing.assert_close(loss, plain_loss, rtol=1e-6, atol=0)
-    assert relative(x, plain_x) < 1e-5 and relative(weight, plain_weight) < 1e-5
-
-
-def test_without_gradient_it_is_the_same_loss(monkeypatch):
-    loss, _, _ = loss_and_gradients(summed_cross_entropy, bf16=False)
-    several_chunks = {"cpu": 1 << 20}
-    monkeypatch.setattr("efftrain_cli.model.cross_entropy._CHUNK_BYTES", several_chunks)
+def test_agrees_with_the_plain_form(monkeypatch, bf16, scale, softcap, loss_error, gradient_error):
     generator = torch.Generator().manual_seed(5)
-    x, weight = (
-        torch.randn(130, 32, generator=generator),
-        torch.randn(ROWS, 32, generator=generator),
-    )
-    targets = torch.randint(VOCAB, (130,), generator=generator)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            summed_cross_entropy(x, weight, targets, VOCAB), loss, rtol=1e-6, atol=0
-        )
+    x = (scale * torch.randn(130, 32, generator=generator)).requires_grad_()
+    weight = torch.randn(ROWS, 32, generator=generator).requires_grad_()
+    targets = drawn(VOCAB, 130, seed=5)
+    found = []
+    for form in (ours, plain):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            loss = form(x, weight, targets, softcap)
+        found.append((loss.detach(), *torch.autograd.grad(loss / 1000, (x, weight))))
+    (loss, *gradients), (expected, *expected_gradients) = found
+    assert loss.dtype == torch.float32 and loss.dim() == 0
+    assert relative(loss, expected) < loss_error
+    for gradient, wanted in zip(gradients, expected_gradients, strict=True):
+        assert relative(gradient, wanted) < gradient_error
+    assert not gradients[1][VOCAB:].any(), "padding gets no gradient at all"
+    if not bf16:
+        # Evaluation, in several chunks.
+        monkeypatch.setattr(cross_entropy, "_CHUNK_BYTES", {"cpu": 1 << 20})
+        with torch.no_grad():
+            assert relative(ours(x, weight, targets, softcap), expected) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "softcap, expected",
+    [
+        (15.0, [1.98823183, -0.99852115, 14.4604137]),
+        (30.0, [1.9970423, -0.99962979, 22.84782468]),
+        (None, [2.0, -1.0, 30.0]),
+    ],
+)
+def test_capped_logits_by_hand(softcap, expected):
+    logits = torch.tensor([2.0, -1.0, 30.0])
+    assert capped(logits, softcap).tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_nan_reaches_loss_and_gradient():
     x = torch.full((3, 4), float("nan"), requires_grad=True)
-    loss = summed_cross_entropy(
-        x, torch.ones(8, 4, requires_grad=True), torch.zeros(3, dtype=torch.int64), 6
-    )
+    weight = torch.ones(8, 4, requires_grad=True)
+    loss = summed_cross_entropy(x, weight, torch.zeros(3, dtype=torch.int64), 6)
     loss.backward()
-    assert loss.isnan() and x.grad is not None and x.grad.isnan().all()
+    assert loss.isnan() and x.grad.isnan().all()

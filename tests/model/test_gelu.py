@@ -30,21 +30,23 @@ def value_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
         (torch.bfloat16, 2**-8, 2**-7),
     ],
 )
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5, 7), (300, 64)])
+@pytest.mark.parametrize("shape", [(), (0,), (300, 64)])
 def test_value_and_slope(monkeypatch, dtype, tolerance, of_gradient, shape):
     monkeypatch.setattr(gelu_module, "_PIECE", 1000)  # several pieces, the last one shorter
     generator = torch.Generator().manual_seed(1)
-    x = (4 * torch.randn(shape, generator=generator)).to(dtype).requires_grad_()
-    upstream = torch.randn(shape, generator=generator).to(dtype)
+    x = (4 * torch.randn(shape, generator=generator)).to(dtype)
+    if x.dim() == 2:
+        x = x.t()  # not contiguous
+    x.requires_grad_()
+    upstream = torch.randn_like(x)
     y = gelu(x)
     (gradient,) = torch.autograd.grad(y, x, upstream)
     assert y.dtype == gradient.dtype == dtype
     value, slope = value_and_slope(x)
     absolute = min(tolerance, 1e-5)
     torch.testing.assert_close(y.double(), value, rtol=tolerance, atol=absolute)
-    torch.testing.assert_close(
-        gradient.double(), slope * upstream.double(), rtol=of_gradient, atol=absolute
-    )
+    expected = slope * upstream.double()
+    torch.testing.assert_close(gradient.double(), expected, rtol=of_gradient, atol=absolute)
     with torch.no_grad():
         assert torch.equal(gelu(x), y)  # evaluation sees the function that was trained
 
@@ -63,9 +65,3 @@ def test_a_second_backward_pass_is_an_error_and_not_another_gradient():
     torch.autograd.grad(y, x, retain_graph=True)
     with pytest.raises(RuntimeError, match="inplace"):
         torch.autograd.grad(y, x)
-
-
-def test_what_is_not_contiguous():
-    transposed = torch.randn(4, 6).t()
-    value, _ = value_and_slope(transposed)
-    torch.testing.assert_close(gelu(transposed).double(), value, rtol=5e-6, atol=5e-8)
