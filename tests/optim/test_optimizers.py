@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from efftrain_cli.optim.optimizer import check_cover
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.training.build import OPTIMIZER_CLASSES
 from efftrain_cli.training.loop import update
@@ -32,3 +33,11 @@ def test_a_step_that_is_not_finite_changes_nothing(optimizer, gradient, nonfinit
     assert state.nonfinite == (not moves)
     for name, tensor in tensors_of(state).items():
         assert torch.equal(tensor, before[name]) != moves, name
+
+
+def test_groups_that_miss_a_parameter_are_a_bug():
+    state = fresh(tiny_recipe("optim.name=lion"))
+    check_cover(state.optimizer, state.parameters)
+    fewer = dict(list(state.parameters.items())[1:])
+    with pytest.raises(RuntimeError, match="each parameter once"):
+        check_cover(state.optimizer, fewer)
