@@ -76,7 +76,7 @@ def comparison(
     """
     from efftrain_cli.compare.comparison import compare
     from efftrain_cli.compare.judge import claim_of
-    from efftrain_cli.compare.scores import load_named_runs
+    from efftrain_cli.compare.sources import load_named_runs
 
     read, left_out = load_named_runs(names or ["*"])
     found = compare(

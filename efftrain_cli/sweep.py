@@ -7,7 +7,8 @@ from pathlib import Path
 
 from efftrain_cli.compare.arms import group_runs
 from efftrain_cli.compare.comparison import Comparison, compare
-from efftrain_cli.compare.grids import edge_notes, grid_frame, grid_lines
+from efftrain_cli.compare.grids import edge_notes, grid_frame
+from efftrain_cli.compare.show import grid_lines
 from efftrain_cli.foundation.console import table_lines
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of

@@ -76,7 +76,7 @@ def compare(
     from efftrain_cli.compare.comparison import EXPLORATORY
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.judge import claim_of
-    from efftrain_cli.compare.scores import load_named_runs
+    from efftrain_cli.compare.sources import load_named_runs
 
     if bool(runs) == bool(source):
         raise UsageError(
@@ -116,8 +116,7 @@ def read_source(source: str, columns: list[str]) -> list[Run]:
     Raises:
         UsageError: `columns` are not pairs, or there are no such runs.
     """
-    from efftrain_cli.compare.from_wandb import read_wandb
-    from efftrain_cli.compare.tables import read_table
+    from efftrain_cli.compare.sources import read_table, read_wandb
 
     names = {}
     for column in columns:

@@ -55,16 +55,18 @@ def show(
 
     from efftrain_cli.compare.show import render
 
-    text = render(comparison, kind, details, before, after)
+    text = render(comparison, kind, details)
+    if kind == "table":
+        text = "\n".join([*before, text, *after])
     if output is not None:
         write_output(output, text + "\n")
     else:
         print_folded(text)
-    if plot and comparison.plots:
-        from efftrain_cli.compare.picture import draw_in_terminal
+    if plot:
+        from efftrain_cli.compare.figures import curves_figure, draw_in_terminal
 
-        width = shutil.get_terminal_size().columns
-        print(draw_in_terminal(comparison.plots[0], width))
+        figure = curves_figure(comparison.arms, "tokens")
+        print(draw_in_terminal(figure, shutil.get_terminal_size().columns))
 
 
 def write_output(path: Path, text: str) -> None:

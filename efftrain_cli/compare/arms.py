@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -69,22 +70,18 @@ def arms_of(
     arms = group_runs(runs)
     if not every_setting:
         arms = best_settings(arms)
-    recipes = [arm.label for arm in arms]
-    for number, label in enumerate(recipes):
-        if recipes.count(label) > 1:
-            arms[number] = with_own_name(arms[number])
+    recipes = Counter(arm.label for arm in arms)
+    for number, arm in enumerate(arms):
+        if recipes[arm.label] > 1:
+            # Runs are named by their settings.
+            label = arm.first.name.removesuffix(f"-seed{arm.first.seed}")
+            arms[number] = replace(arm, label=label)
 
     base = find_baseline(arms, baseline)
     level = stuck_level(base)
-    others = [arm for arm in arms if arm is not base]
-    ordered = [base, *others]
+    # Sorting keeps the order of the others.
+    ordered = sorted(arms, key=lambda arm: arm is not base)
     return [replace(arm, stuck_above=level) for arm in ordered]
-
-
-def with_own_name(arm: Arm) -> Arm:
-    """Return an arm labelled by its first run, without the seed: runs are named by settings."""
-    label = arm.first.name.removesuffix(f"-seed{arm.first.seed}")
-    return replace(arm, label=label)
 
 
 def group_runs(runs: Iterable[Run]) -> list[Arm]:
@@ -186,10 +183,7 @@ def find_baseline(
 
 def has_method(arm: Arm) -> bool:
     """Return whether the arm's recipe has a method's section."""
-    sections = {}
-    for key in arm.first.settings:
-        section = key.partition(".")[0]
-        sections[section] = True
+    sections = {key.partition(".")[0]: True for key in arm.first.settings}
     return bool(methods_among(sections))
 
 
@@ -256,12 +250,10 @@ class Pairs:
 
 def pair_up(base: Arm, arm: Arm) -> Pairs:
     """Pair the runs of two arms by seed; if they share no seed, compare them all unpaired."""
-    base_seeds = {run.seed for run in base.runs}
-    arm_seeds = {run.seed for run in arm.runs}
-    shared = base_seeds & arm_seeds
+    shared = {run.seed for run in base.runs} & {run.seed for run in arm.runs}
     sides = []
     failed = []
-    pending: list[str] = []
+    pending: list[Run] = []
     unshared: list[str] = []
     left_out: set[int] = set()
     for each in (base, arm):
@@ -269,25 +261,18 @@ def pair_up(base: Arm, arm: Arm) -> Pairs:
         unshared += [run.name for run in each.runs if run not in runs]
         lost = [run for run in runs if each.has_failed(run)]
         waiting = [run for run in runs if run.is_pending]
-        for run in (*lost, *waiting):
-            left_out.add(run.seed)
-        pending += [run.name for run in waiting]
+        left_out |= {run.seed for run in (*lost, *waiting)}
+        pending += waiting
         failed.append(len(lost))
         sides.append(runs)
 
-    kept = []
-    for runs in sides:
-        side = [run for run in runs if run.seed not in left_out]
-        kept.append(side)
+    first, second = ([run for run in side if run.seed not in left_out] for side in sides)
     return Pairs(
         arm=arm.label,
-        kept=(kept[0], kept[1]),
+        kept=(first, second),
         failed=(failed[0], failed[1]),
-        total=(
-            len(sides[0]),
-            len(sides[1]),
-        ),
-        pending=pending,
+        total=(len(sides[0]), len(sides[1])),
+        pending=[run.name for run in pending],
         unshared=unshared,
         is_paired=bool(shared),
     )

@@ -105,20 +105,6 @@ def split_text(names: dict[str, list[str]]) -> str:
     return "; ".join(f"{value:.12} in {listed(runs)}" for value, runs in names.items())
 
 
-def describe_choices(arms: Sequence[Arm], every: Sequence[Arm]) -> list[str]:
-    """Return a caveat for each arm that is the best of several settings.
-
-    Args:
-        every: arms of all settings.
-    """
-    caveats = []
-    for arm in arms:
-        tried = sum(other.scale == arm.scale for other in every)
-        if tried > 1:
-            caveats.append(f"{arm.label}: the best of {tried} settings by these seeds: flattered")
-    return caveats
-
-
 def describe_changes(base: Arm, arm: Arm) -> str:
     """Return what a method changed beside its own settings, as a sentence; "" if nothing."""
     parts = []

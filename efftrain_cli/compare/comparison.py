@@ -18,18 +18,16 @@ from efftrain_cli.compare.arms import (
 )
 from efftrain_cli.compare.checks import (
     describe_changes,
-    describe_choices,
     describe_differences,
     find_caveats,
     find_refusals,
     find_unshared,
 )
-from efftrain_cli.compare.figures import gains_plot, losses_plot, plots_of, rates_plot
-from efftrain_cli.compare.grids import edge_notes, grid_frame, varied_keys
+from efftrain_cli.compare.figures import figures_of
+from efftrain_cli.compare.grids import choice_notes, edge_notes, grid_frame, varied_keys
 from efftrain_cli.compare.judge import Claim, Result, decide, judge
 from efftrain_cli.compare.ladder import Ladder, ladder_of
 from efftrain_cli.compare.measures import measures_of
-from efftrain_cli.compare.picture import Plot, draw_figure
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.reading import CURVE, Run
 
@@ -99,16 +97,14 @@ class Comparison:
                 rows.append(row | {name: run.spent(name) for name in CURVE})
         return pd.DataFrame(rows)
 
-    @property
-    def plots(self) -> list[Plot]:
-        """The figures, not drawn yet."""
-        plots = [rates_plot(self.grid), losses_plot(self.ladder), gains_plot(self.gains)]
-        further = [plot for plot in plots if not plot.curves.empty]
-        return [*plots_of(self.arms, self.rows), *further]
-
     def figures(self) -> list[Figure]:
-        """Draw a matplotlib figure of each plot."""
-        return [draw_figure(plot) for plot in self.plots]
+        """Draw every figure for which there are data."""
+        return figures_of(
+            self.arms,
+            self.rows,
+            self.grid,
+            self.ladder,
+        )
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
@@ -173,7 +169,7 @@ def compare(
     grid = grid_frame(rivals, varied_keys(rivals))
     caveats += edge_notes(grid)
     if not is_one_recipe and not every_setting:
-        caveats += describe_choices(arms, every)
+        caveats += choice_notes(grid)
     refusals = find_refusals(compared)
     if refusals and not allow:
         faults = "".join(f"  - {refusal}\n" for refusal in refusals[:REFUSALS])

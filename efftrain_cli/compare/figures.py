@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import textwrap
 from collections.abc import Sequence
+from string import ascii_uppercase
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -10,250 +14,265 @@ import pandas as pd
 from efftrain_cli.compare.arms import Arm
 from efftrain_cli.compare.judge import Result
 from efftrain_cli.compare.ladder import Ladder, trends_of
-from efftrain_cli.compare.picture import Plot, curve, joined
+from efftrain_cli.compare.measures import LABELS
 from efftrain_cli.foundation.console import counted, human
-from efftrain_cli.run.columns import Column
+from efftrain_cli.run.columns import Column, find_column
 from efftrain_cli.run.reading import DRAWN
 
-AXES = {
-    "tokens": "tokens",
-    "flops": "FLOPs",
-    "seconds": "training seconds, by these machines' clocks",
-}
-"""Cost of a curve -> label of its axis."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 LOSS = "validation loss (nats/token)"
 POINTS = 200
+STYLE = "tableau-colorblind10"
+"""Matplotlib's colours that colour-blind readers can distinguish."""
+HEIGHT = 20
+"""Height of a plot in the terminal, in lines."""
+TURN = 8
+"""Points of a curve after which the next one is drawn in a terminal: none hides another."""
 
 
-def plots_of(arms: Sequence[Arm], rows: Sequence[Result]) -> list[Plot]:
-    """Return the figures of arms: loss against costs, differences, and each logged column."""
-    plots = [curves_plot(arms, axis) for axis in AXES]
-    plots.append(differences_plot(rows))
-    for column in DRAWN:
-        if column.by:
-            plots += [family_plot(arm, column) for arm in arms]
-        else:
-            plots.append(column_plot(arms, column))
-    return [plot for plot in plots if not plot.curves.empty]
+def figures_of(
+    arms: Sequence[Arm],
+    rows: Sequence[Result],
+    grid: pd.DataFrame,
+    ladder: Ladder,
+) -> list[Figure]:
+    """Draw every figure for which there are data."""
+    import matplotlib.style
+
+    # A name with dollar signs is no formula.
+    with matplotlib.style.context([STYLE, {"text.parse_math": False}]):
+        figures = [curves_figure(arms, cost) for cost in LABELS]
+        figures.append(differences_figure(rows))
+        figures += [column_figure(arms, column) for column in DRAWN]
+        figures.append(rates_figure(grid))
+        figures.append(losses_figure(ladder))
+        figures.append(gains_figure(ladder.gains))
+        drawn = [figure for figure in figures if figure.axes[0].has_data()]
+        for figure in drawn:
+            add_legend(figure)
+    return drawn
 
 
-def curves_plot(arms: Sequence[Arm], axis: str) -> Plot:
-    """Return the mean validation loss of each arm, and the range of its seeds, against a cost."""
-    points = []
-    starts = []
+def new_figure(
+    title: str,
+    x: str,
+    y: str,
+    scale: str = "linear",
+) -> tuple[Figure, Axes]:
+    """Return a figure and its empty axes.
+
+    Args:
+        x, y: labels of the axes, with their units.
+        scale: of the x axis, linear or log.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, LogFormatter
+
+    figure = Figure(figsize=(5.4, 3.7), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel(x)
+    axes.set_ylabel(textwrap.fill(y, 40))
+    axes.grid(alpha=0.2)
+    axes.set_xscale(scale)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_minor_formatter(LogFormatter())
+    return figure, axes
+
+
+def add_legend(figure: Figure) -> None:
+    """Add a legend that names each arm once, below the axes, where it hides no curve."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    figure.legend(
+        list(named.values()),
+        list(named),
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+    )
+
+
+def curves_figure(arms: Sequence[Arm], cost: str) -> Figure:
+    """Draw the mean validation loss of each arm, and the range of its seeds, against a cost."""
+    title = f"Validation loss against {cost}: mean and range of seeds"
+    figure, axes = new_figure(title, LABELS[cost], LOSS)
+    tops = []
     for number, arm in enumerate(arms):
-        curves = [run.curve for run in arm.runs if len(run.curve) > 1]
-        curves = [each for each in curves if each[axis].notna().all()]
+        curves = [run.curve[[cost, "val_loss"]].to_numpy().T for run in arm.runs]
+        curves = [each for each in curves if each.shape[1] > 1 and np.isfinite(each).all()]
         if not curves:
             continue
-        end = min(each[axis].iloc[-1] for each in curves)
+        end = min(costs[-1] for costs, _ in curves)
         x = np.linspace(0, end, POINTS)
-        losses = np.array([np.interp(x, each[axis], each.val_loss) for each in curves])
-        label = f"{arm.label} ({counted(len(curves), 'seed')})"
-        starts.append(end / 10)
-        points.append(
-            curve(
-                number,
-                label,
-                x,
-                losses.mean(0),
-                losses.min(0),
-                losses.max(0),
-            )
+        losses = np.array([np.interp(x, *each) for each in curves])
+        axes.plot(
+            x,
+            losses.mean(0),
+            color=f"C{number}",
+            label=f"{arm.label} ({counted(len(curves), 'seed')})",
         )
-    title = f"Validation loss against {axis}: mean and range of seeds"
-    start = min(starts, default=0.0)
-    return Plot(
-        f"loss-{axis}",
-        title,
-        joined(points),
-        AXES[axis],
-        LOSS,
-        fit_from=start,
-    )
+        axes.fill_between(
+            x,
+            losses.min(0),
+            losses.max(0),
+            color=f"C{number}",
+            alpha=0.2,
+        )
+        tops.append(losses[:, POINTS // 10 :].max())
+    if tops:
+        # The first tenth would flatten the rest.
+        axes.set_ylim(top=max(tops))
+    return figure
 
 
-def column_plot(arms: Sequence[Arm], column: Column) -> Plot:
-    """Return a column of metrics.jsonl over training, a line per run."""
-    points = []
+def column_figure(arms: Sequence[Arm], column: Column) -> Figure:
+    """Draw a column of metrics.jsonl over training, a line per run.
+
+    Of a family there is a line per part of each arm's first run, earlier parts paler.
+    """
+    title = f"{column.title} (paler: earlier)" if column.by else column.title
+    figure, axes = new_figure(title, "tokens", column.unit)
     for number, arm in enumerate(arms):
-        for line, run in enumerate(arm.runs):
-            if column.name in run.series:
-                tokens, values = run.series[column.name].to_numpy().T
-                points.append(
-                    curve(
-                        number,
-                        arm.label,
-                        tokens,
-                        values,
-                        line=line,
-                    )
+        for run in arm.runs[:1] if column.by else arm.runs:
+            parts = [name for name in run.series if find_column(name) is column]
+            for part, name in enumerate(parts, 1):
+                tokens, values = run.series[name].to_numpy().T
+                axes.plot(
+                    tokens,
+                    values,
+                    color=f"C{number}",
+                    alpha=part / len(parts),
+                    label=arm.label,
                 )
-    name = column.name.replace("_", "-")
-    return Plot(
-        name,
-        column.title,
-        joined(points),
-        "tokens",
-        column.unit,
-    )
+    return figure
 
 
-def family_plot(arm: Arm, column: Column) -> Plot:
-    """Return the columns of a family over an arm's first run, a line per part of the model."""
-    points = []
-    label = f"{column.by} (paler: earlier ones)"
-    parts = [name for name in arm.first.series if name.startswith(column.name)]
-    for line, part in enumerate(parts):
-        tokens, values = arm.first.series[part].to_numpy().T
-        points.append(
-            curve(
-                0,
-                label,
-                tokens,
-                values,
-                line=line,
-            )
-        )
-    name = f"{column.name.rstrip('_').replace('_', '-')}-{arm.label}"
-    title = f"{column.title}: {arm.label}, seed {arm.first.seed}"
-    return Plot(
-        name,
-        title,
-        joined(points),
-        "tokens",
-        column.unit,
-        fades=True,
-    )
-
-
-def differences_plot(rows: Sequence[Result]) -> Plot:
-    """Return each arm's difference of final losses with its interval."""
-    points = []
-    ticks = {}
-    shown = [row for row in rows if row.measure == "final_loss" and not np.isnan(row.estimate)]
-    for number, row in enumerate(shown):
-        ticks[float(number)] = row.arm
-        points.append(
-            curve(
-                number,
-                row.arm,
-                [number, number],
-                [row.low, row.high],
-            )
-        )
-    return Plot(
-        "differences",
+def differences_figure(rows: Sequence[Result]) -> Figure:
+    """Draw each arm's difference of final losses with its interval."""
+    figure, axes = new_figure(
         "Final loss less the baseline's: intervals over seeds",
-        joined(points),
         "arm",
         "difference of final losses (nats/token)",
-        levels=(0.0,),
-        ticks=ticks,
     )
+    shown = [row for row in rows if row.measure == "final_loss" and not np.isnan(row.estimate)]
+    for number, row in enumerate(shown):
+        axes.errorbar(
+            number,
+            row.estimate,
+            yerr=row.high - row.estimate,
+            fmt="o",
+            color=f"C{number}",
+            label=row.arm,
+        )
+    if shown:
+        axes.axhline(color="black", linestyle=":")
+        axes.set_xticks([])
+    return figure
 
 
-def rates_plot(grid: pd.DataFrame) -> Plot:
-    """Return the mean final loss of each recipe against the setting that was varied alone."""
+def rates_figure(grid: pd.DataFrame) -> Figure:
+    """Draw the mean final loss of each recipe against the setting that was varied alone."""
     title, *keys = grid.columns[:-4] if len(grid) else ["arm"]
-    points = []
-    if len(keys) == 1 and pd.api.types.is_numeric_dtype(grid[keys[0]]):
-        for number, (arm, rows) in enumerate(grid.groupby(title, sort=False)):
-            points.append(
-                curve(
-                    number,
-                    str(arm),
-                    rows[keys[0]].to_numpy(),
-                    rows.loss.to_numpy(),
-                )
-            )
     text = "Final loss against what was varied: mean of seeds"
-    return Plot(
-        "rates",
-        text,
-        joined(points),
-        "".join(keys),
-        LOSS,
-        has_log_x=True,
-    )
+    figure, axes = new_figure(text, "".join(keys), LOSS, "log")
+    if len(keys) == 1 and pd.api.types.is_numeric_dtype(grid[keys[0]]):
+        for arm, rows in grid.groupby(title, sort=False):
+            axes.plot(rows[keys[0]], rows.loss, label=str(arm))
+    return figure
 
 
-def losses_plot(ladder: Ladder) -> Plot:
-    """Return the final losses of the ladder against FLOPs, with a fit per arm and size."""
-    points = []
+def losses_figure(ladder: Ladder) -> Figure:
+    """Draw the final losses of the ladder against FLOPs, with a fit per arm and size."""
+    title = "Final loss against FLOPs: each run, and a fit per size"
+    figure, axes = new_figure(title, "FLOPs", LOSS, "log")
     shown = ladder.points[ladder.points["size"].isin(ladder.gains["size"])]
-    for group, (arm, rungs) in enumerate(shown.groupby("arm")):
-        for line, (_, runs) in enumerate(rungs.groupby("size")):
-            fit = np.polyfit(np.log(runs.flops), runs.loss, 1)
+    for number, (arm, rungs) in enumerate(shown.groupby("arm")):
+        color = f"C{number}"
+        axes.scatter(
+            rungs.flops,
+            rungs.loss,
+            color=color,
+            label=str(arm),
+        )
+        for _, runs in rungs.groupby("size"):
+            slope, start = np.polyfit(np.log(runs.flops), runs.loss, 1)
             ends = np.array([runs.flops.min(), runs.flops.max()])
-            points.append(
-                curve(
-                    group,
-                    str(arm),
-                    ends,
-                    np.polyval(fit, np.log(ends)),
-                    line=line,
-                )
-            )
-        for line, run in enumerate(rungs.itertuples()):
-            points.append(
-                curve(
-                    group,
-                    str(arm),
-                    [run.flops],
-                    [run.loss],
-                    line=-1 - line,
-                )
-            )
-    return Plot(
-        "ladder",
-        "Final loss against FLOPs: each run, and a fit per size",
-        joined(points),
-        "FLOPs",
-        LOSS,
-        has_log_x=True,
+            axes.plot(ends, start + slope * np.log(ends), color=color)
+    return figure
+
+
+def gains_figure(gains: pd.DataFrame) -> Figure:
+    """Draw the multiplier of each arm against the size, with intervals and their line."""
+    figure, axes = new_figure(
+        "Compute multiplier by size: intervals of 95 %, and their line",
+        "parameters",
+        "FLOPs of the baseline / of the arm, at equal loss",
+        "log",
     )
-
-
-def gains_plot(gains: pd.DataFrame) -> Plot:
-    """Return the multiplier of each arm against the size, with intervals and their line."""
-    points = []
     shown = gains[gains.why == ""]
     trends = trends_of(gains)
-    for group, (arm, sizes) in enumerate(shown.groupby("arm")):
-        for line, gain in enumerate(sizes.itertuples()):
-            place = [gain.size] * 3
-            heights = [gain.low, gain.multiplier, gain.high]
-            points.append(
-                curve(
-                    group,
-                    str(arm),
-                    place,
-                    heights,
-                    line=line,
-                )
-            )
+    for number, (arm, sizes) in enumerate(shown.groupby("arm")):
+        color = f"C{number}"
+        middle = sizes.multiplier
+        axes.errorbar(
+            sizes["size"],
+            middle,
+            yerr=[middle - sizes.low, sizes.high - middle],
+            fmt="o",
+            color=color,
+            label=str(arm),
+        )
         trend = trends.get(str(arm))
         if trend is not None:
             ends = np.array([sizes["size"].min(), sizes["size"].max()])
             doublings = np.log2(ends / ends[1])
-            heights = trend.largest[0] * np.exp(trend.slope * doublings)
-            points.append(
-                curve(
-                    group,
-                    str(arm),
-                    ends,
-                    heights,
-                    line=-1,
-                )
-            )
-    return Plot(
-        "gains",
-        "Compute multiplier by size: intervals of 95 %, and their line",
-        joined(points),
-        "parameters",
-        "FLOPs of the baseline / of the arm, at equal loss",
-        has_log_x=True,
-        levels=(1.0,),
-        ticks={size: human(size) for size in shown["size"]},
-    )
+            axes.plot(ends, trend.largest[0] * np.exp(trend.slope * doublings), color=color)
+    if len(shown):
+        axes.axhline(1, color="black", linestyle=":")
+    return figure
+
+
+def inline_svg(figure: Figure) -> str:
+    """Return a figure as an SVG element for a page."""
+    import matplotlib
+
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(out, format="svg")
+    svg = out.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def draw_in_terminal(figure: Figure, width: int) -> str:
+    """Return the lines of a figure as text of this many characters a line, each as its letter."""
+    import plotext
+
+    (axes,) = figure.axes
+    lines = axes.get_lines()
+    if not lines:
+        return ""
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.limit_size(False, False)
+    plotext.plot_size(width, HEIGHT)
+    names = []
+    for turn, (letter, line) in enumerate(zip(ascii_uppercase, lines, strict=False)):
+        names.append(f"{letter} {line.get_label()}")
+        x, y = map(np.asarray, line.get_data())
+        is_turn = np.arange(len(x)) // TURN % len(lines) == turn
+        plotext.scatter(
+            x[is_turn].tolist(),
+            y[is_turn].tolist(),
+            marker=letter,
+        )
+    marks = np.linspace(*axes.dataLim.intervalx, 5).tolist()
+    plotext.xticks(marks, list(map(human, marks)))
+    plotext.ylim(*axes.get_ylim())
+    plotext.title(axes.get_ylabel())
+    plotext.xlabel(axes.get_xlabel())
+    text = plotext.uncolorize(plotext.build())
+    return f"{text.rstrip()}\n{textwrap.fill(', '.join(names), width)}"

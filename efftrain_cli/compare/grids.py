@@ -8,50 +8,40 @@ import numpy as np
 import pandas as pd
 
 from efftrain_cli.compare.arms import Arm, best_of_each, differing_keys
-from efftrain_cli.foundation.console import counted, table_lines
-
-NOTE = "*: best, compared; !: at the edge of the grid"
 
 
-def varied_keys(groups: Sequence[Arm]) -> list[str]:
+def varied_keys(arms: Sequence[Arm]) -> list[str]:
     """Return the keys that differ between settings of one recipe."""
-    by_recipe: dict[str, list[Arm]] = {}
-    for group in groups:
-        by_recipe.setdefault(group.first.arm, []).append(group)
     keys: dict[str, None] = {}
-    for settings in by_recipe.values():
+    for recipe in {arm.first.arm: None for arm in arms}:
+        settings = [arm for arm in arms if arm.first.arm == recipe]
         keys |= dict.fromkeys(differing_keys(settings))
     return list(keys)
 
 
-def grid_frame(
-    groups: Sequence[Arm],
-    keys: Sequence[str],
-    title: str = "arm",
-) -> pd.DataFrame:
+def grid_frame(arms: Sequence[Arm], keys: Sequence[str]) -> pd.DataFrame:
     """Return a row per recipe and setting, in the order of the values; none without keys.
 
-    Columns: `title`, each of `keys`, `loss` (mean over seeds, NaN if a run has none), `seeds`,
-    `best` and `edge` (what would widen the grid: "optim.lr=0.008"; "" unless it is best there).
+    Columns: `arm`, each of `keys`, `loss` (mean over seeds, NaN if a run has none), `seeds`, `best`
+    and `edge` (what would widen the grid: "optim.lr=0.008"; "" unless it is best there).
 
     Args:
-        groups: arms of all settings.
+        arms: of all settings.
         keys: what was varied, dotted.
-        title: name of the column of the recipes.
     """
     if not keys:
         return pd.DataFrame()
-    best = best_of_each(groups)
+    best = best_of_each(arms)
     rows = []
-    for group in groups:
-        rivals = [each for each in groups if each.first.arm == group.first.arm]
+    for arm in arms:
+        rivals = [each for each in arms if each.first.arm == arm.first.arm]
         row = {
-            title: group.first.arm,
-            **{key: group.first.settings.get(key) for key in keys},
-            "loss": np.mean([run.final_loss for run in group.runs]),
-            "seeds": len(group.runs),
-            "best": group in best,
-            "edge": beyond(group, rivals, keys) if group in best else "",
+            "arm": arm.first.arm,
+            **{key: arm.first.settings.get(key) for key in keys},
+            "loss": np.mean([run.final_loss for run in arm.runs]),
+            "seeds": len(arm.runs),
+            "best": arm in best,
+            "edge": beyond(arm, rivals, keys) if arm in best else "",
         }
         rows.append(row)
     return pd.DataFrame(rows).sort_values(list(keys), kind="stable")
@@ -59,7 +49,7 @@ def grid_frame(
 
 def beyond(
     best: Arm,
-    groups: Sequence[Arm],
+    rivals: Sequence[Arm],
     keys: Sequence[str],
 ) -> str:
     """Return the values next to those of the best setting that are the least or the most tried.
@@ -68,7 +58,7 @@ def beyond(
     """
     texts = []
     for key in keys:
-        tried = [group.first.settings.get(key) for group in groups]
+        tried = [arm.first.settings.get(key) for arm in rivals]
         values = sorted({value for value in tried if isinstance(value, int | float)})
         at = best.first.settings.get(key)
         if len(values) < 2 or at not in (values[0], values[-1]):
@@ -78,41 +68,19 @@ def beyond(
     return ", ".join(texts)
 
 
-def edge_notes(frame: pd.DataFrame) -> list[str]:
+def edge_notes(grid: pd.DataFrame) -> list[str]:
     """Return a note per recipe whose best setting is at an edge, with what would widen the grid."""
-    notes = []
-    for _, row in frame.iterrows():
-        if row.edge:
-            notes.append(f"{row.iloc[0]}: best at the edge of its grid; add {row.edge}")
-    return notes
-
-
-def grid_lines(frame: pd.DataFrame) -> list[str]:
-    """Return the losses as a table: values x recipes of one key, a line per setting of several."""
-    if frame.empty:
+    if grid.empty:
         return []
-    title, *keys = frame.columns[:-4]
-    cells = []
-    for _, row in frame.iterrows():
-        loss = "failed" if np.isnan(row.loss) else f"{row.loss:.4f}"
-        cells.append(loss + "*" * row.best + "!" * bool(row.edge))
-    frame = frame.assign(cell=cells)
-    mean = f"nats/token, mean of {counted(int(frame.seeds.max()), 'seed')}"
-    # An arm that was not tuned over a key has no value of it.
-    texts = frame[[title, *keys, "cell"]].astype(object).fillna("-").astype(str)
-    if len(keys) > 1:
-        rows = [tuple(row) for row in texts.to_numpy()]
-        return ["", *table_lines((title, *keys, mean), rows), NOTE]
-    (key,) = keys
-    texts = texts[texts[key] != "-"]
-    table = texts.pivot_table(
-        index=title,
-        columns=key,
-        values="cell",
-        aggfunc="first",
-        sort=False,
-    )
-    table = table.fillna("")
-    rows = [(f"  {arm}", *row) for arm, row in zip(table.index, table.to_numpy(), strict=True)]
-    first, *rest = table_lines((f"{title} {key}".removeprefix("arm "), *table.columns), rows)
-    return ["", f"{first}    {mean}", *rest, NOTE]
+    edges = grid[grid.edge != ""]
+    template = "{}: best at the edge of its grid; add {}".format
+    return list(map(template, edges.arm, edges.edge))
+
+
+def choice_notes(grid: pd.DataFrame) -> list[str]:
+    """Return a caveat per recipe that is the best of several settings by the judged seeds."""
+    if grid.empty:
+        return []
+    tried = grid.groupby("arm", sort=False).size()
+    template = "{}: the best of {} settings by these seeds: flattered".format
+    return [template(arm, count) for arm, count in tried.items() if count > 1]

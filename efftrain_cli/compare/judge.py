@@ -19,7 +19,7 @@ from efftrain_cli.compare.inference import (
     failures_p,
     outcome_of,
 )
-from efftrain_cli.compare.measures import Measure
+from efftrain_cli.compare.measures import Measure, budget_terms
 from efftrain_cli.foundation.console import listed
 from efftrain_cli.foundation.section import SECTION
 
@@ -151,7 +151,7 @@ def judge(
         high=measure.shown(change.mean + half),
         confidence=1 - level,
         why=why or pairs.remarks,
-        terms="" if why else measure.terms(pairs),
+        terms="" if why or measure.key != "final_loss" else budget_terms(pairs),
     )
     if claim is None:
         return result

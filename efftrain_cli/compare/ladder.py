@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -53,9 +53,7 @@ class Shift:
     def interval(self) -> tuple[float, float, float]:
         """M and its t interval over the seeds; of a bound, the bound and what lies beyond it."""
         estimate = paired(self.logs)
-        if self.why == NOT_IDENTIFIED:
-            return math.nan, math.nan, math.nan
-        if self.why:
+        if self.why == BEYOND:
             bound = math.exp(estimate.mean)
             if bound > 1:
                 return bound, bound, math.inf
@@ -175,27 +173,19 @@ def trend_of(sizes: np.ndarray, logs: np.ndarray) -> Trend:
 # --- runs -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Gain:
-    """The multipliers of an arm at one size."""
-
-    arm: str
-    size: float
-    """Parameters of blocks and head."""
-    budget: float
-    """Tokens of the longest runs."""
-    seeds: int
-    slope: float
-    noise: float
-    """As of `Shift`, in FLOPs."""
-    multiplier: float
-    """In FLOPs."""
-    low: float
-    high: float
-    tokens_multiplier: float
-    tokens_low: float
-    tokens_high: float
-    why: str
+POINTS = ["arm", "size", "budget", "seed", "flops", "tokens", "loss"]
+"""Columns of a ladder's runs: parameters of blocks and head, tokens, nats per token."""
+INTERVALS = [
+    "multiplier",
+    "low",
+    "high",
+    "tokens_multiplier",
+    "tokens_low",
+    "tokens_high",
+]
+"""Columns of a ladder's multipliers, in FLOPs and in tokens."""
+GAINS = ["arm", "size", "budget", "seeds", "slope", "noise", "why", *INTERVALS]
+"""Columns of a ladder's gains; `budget` is the largest one, the others are those of `Shift`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,9 +193,9 @@ class Ladder:
     """Final losses over sizes and budgets, and what they come to."""
 
     points: pd.DataFrame
-    """A row per run: arm, size, budget, seed, flops, tokens, loss."""
+    """A row per run: POINTS."""
     gains: pd.DataFrame
-    """A row per `Gain`; none if the baseline has one budget."""
+    """A row per arm and size: GAINS; none if the baseline has one budget."""
     logs: Mapping[tuple[str, int], float]
     """(arm, seed) -> ln M in FLOPs at the largest size."""
 
@@ -222,8 +212,7 @@ def ladder_of(arms: Iterable[Arm], base: str) -> Ladder:
             if run.status == "finished" and is_decayed(run):
                 costs = [run.spent("flops"), run.spent("tokens")]
                 rows.append([*arm.scale, run.seed, *costs, run.final_loss])
-    columns = ["arm", "size", "budget", "seed", "flops", "tokens", "loss"]
-    points = pd.DataFrame(rows, columns=columns).dropna()
+    points = pd.DataFrame(rows, columns=POINTS).dropna()
     gains = []
     logs = {}
     for size, rungs in points.groupby("size"):
@@ -234,34 +223,22 @@ def ladder_of(arms: Iterable[Arm], base: str) -> Ladder:
             wide = both.pivot(index="seed", columns="budget").dropna()
             if both.budget.nunique() < 2 or wide.empty:
                 continue
-            shifts = {}
-            for cost in ("flops", "tokens"):
-                shifts[cost] = shift_of(
+            flops, tokens = (
+                shift_of(
                     wide.loss_x.to_numpy(),
                     wide.loss_y.to_numpy(),
                     np.log(wide[f"{cost}_x"].to_numpy()),
                     np.log(wide[f"{cost}_y"].to_numpy()),
                 )
-            shift = shifts["flops"]
-            gains.append(
-                Gain(
-                    str(name),
-                    float(size),
-                    both.budget.max(),
-                    len(wide),
-                    shift.slope,
-                    shift.noise,
-                    *shift.interval,
-                    *shifts["tokens"].interval,
-                    shift.why,
-                )
+                for cost in ("flops", "tokens")
             )
+            of_size = [name, size, both.budget.max(), len(wide)]
+            of_fit = [flops.slope, flops.noise, flops.why]
+            gains.append([*of_size, *of_fit, *flops.interval, *tokens.interval])
             # Sizes come in their order: the largest one stays.
-            for seed, log in zip(wide.index, shift.logs, strict=True):
+            for seed, log in zip(wide.index, flops.logs, strict=True):
                 logs[str(name), int(seed)] = float(log)
-    names = [each.name for each in fields(Gain)]
-    frame = pd.DataFrame(map(asdict, gains), columns=names)
-    return Ladder(points, frame, logs)
+    return Ladder(points, pd.DataFrame(gains, columns=GAINS), logs)
 
 
 def is_decayed(run: Run) -> bool:
@@ -276,27 +253,19 @@ def is_decayed(run: Run) -> bool:
 
 def gain_table(gains: pd.DataFrame) -> pd.DataFrame:
     """Return the multipliers as text, a row per arm and size."""
-    rows = []
-    for gain in gains.itertuples():
-        rows.append(
-            {
-                "arm": gain.arm,
-                "parameters": human(gain.size),
-                "D/N": f"{gain.budget / gain.size:.3g}",
-                "seeds": str(gain.seeds),
-                "s": f"{gain.slope:.3f}",
-                "sigma/s": f"{gain.noise:.3f}",
-                "M in FLOPs": interval_text(gain.multiplier, gain.low, gain.high),
-                "M in tokens": interval_text(
-                    gain.tokens_multiplier, gain.tokens_low, gain.tokens_high
-                ),
-                "": gain.why,
-            }
-        )
-    table = pd.DataFrame(rows)
-    if gains.empty or gains.why.any():
-        return table
-    return table.drop(columns="")
+    columns = {
+        "arm": gains.arm,
+        "parameters": gains["size"].map(human),
+        "D/N": (gains.budget / gains["size"]).map("{:.3g}".format),
+        "seeds": gains.seeds.map(str),
+        "s": gains.slope.map("{:.3f}".format),
+        "sigma/s": gains.noise.map("{:.3f}".format),
+        "M in FLOPs": [interval_text(*row) for row in gains[INTERVALS[:3]].to_numpy()],
+        "M in tokens": [interval_text(*row) for row in gains[INTERVALS[3:]].to_numpy()],
+    }
+    if gains.why.any():
+        columns[""] = gains.why
+    return pd.DataFrame(columns)
 
 
 def interval_text(value: float, low: float, high: float) -> str:

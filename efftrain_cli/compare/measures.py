@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from efftrain_cli.compare.curves import FEWEST, cost_to_reach, log_saving
 from efftrain_cli.compare.inference import Estimate, paired, unpaired
 from efftrain_cli.foundation.console import human
 from efftrain_cli.recipe.schedules import SCHEDULES
-from efftrain_cli.run.reading import COSTS, Run
+from efftrain_cli.run.reading import Run
 
 SAME = 1.02
 """Largest ratio of two budgets that count as equal."""
@@ -23,69 +22,63 @@ SAME = 1.02
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run. Arms are compared by differences, arm less baseline."""
+    """A number of a run. Arms are compared by differences, arm less baseline.
+
+    With the unit x it is a cost, and arms are compared by ratios, baseline / arm: above 1 is
+    better. A ratio is tested by its logarithm.
+    """
 
     key: str
     title: str
     unit: str
     read: Callable[..., float]
-    """Return the number; NaN if the run has none."""
+    """Return the number of a run, or the log ratio of a pair; NaN if there is none."""
+    is_of_pairs: bool = False
+    """Whether a single run has no such number."""
     better: int = -1
     """Sign of a change for the better."""
-    missing: ClassVar[str] = "not recorded"
+    why_incomparable: Callable[[Pairs], str] = lambda pairs: ""
+    """Return why the arms do not compare; "" if they do."""
+    missing: str = "not recorded"
     """Why a run has no value."""
+
+    def why_blank(self, pairs: Pairs) -> str:
+        """Return why the arms do not compare by this measure; "" if they do."""
+        if self.is_of_pairs and not pairs.is_paired:
+            return "no shared seed"
+        return self.why_incomparable(pairs)
 
     def mean(self, runs: Sequence[Run]) -> float:
         """Return the mean over runs; NaN if one has no value."""
+        if self.is_of_pairs:
+            return math.nan
         return float(np.mean([self.read(run) for run in runs]))
-
-    def values(self, pairs: Pairs) -> list[np.ndarray]:
-        """Return the values of baseline and arm, on the scale of the test."""
-        return [np.array([self.read(run) for run in runs]) for runs in pairs.kept]
-
-    def shown(self, change: float) -> float:
-        """Return a change on the scale of the test as it is shown."""
-        return change
-
-    def margin(self, margin: float) -> float:
-        """Return a margin on the scale of the test."""
-        return margin
 
     def estimate(self, pairs: Pairs) -> Estimate:
         """Estimate the change from baseline to arm, on the scale of the test.
 
         Its mean is NaN if a run has no value.
         """
-        base, arm = self.values(pairs)
+        if self.is_of_pairs:
+            return paired(np.array([*map(self.read, *pairs.kept)]))
+        base, arm = (np.array([self.read(run) for run in runs]) for runs in pairs.kept)
+        if self.unit == "x":
+            base = -np.log(base)
+            arm = -np.log(arm)
         if pairs.is_paired:
             return paired(arm - base)
         return unpaired(base, arm)
 
-    def why_blank(self, pairs: Pairs) -> str:
-        """Return why the arms do not compare by this measure; "" if they do."""
-        return ""
+    def shown(self, change: float) -> float:
+        """Return a change on the scale of the test as it is shown."""
+        return math.exp(change) if self.unit == "x" else change
 
-    def terms(self, pairs: Pairs) -> str:
-        """Return under which terms the arms are compared, if a reader must know them; else ""."""
-        return ""
+    def margin(self, margin: float) -> float:
+        """Return a margin, of a cost a share, on the scale of the test."""
+        return math.log1p(margin) if self.unit == "x" else margin
 
 
-class FinalLoss(Measure):
-    """A loss at the end of a budget: compared at equal tokens, or else at equal FLOPs."""
-
-    def why_blank(self, pairs: Pairs) -> str:
-        """Return why the arms do not compare by this measure; "" if they do."""
-        return unequal_budgets(pairs)
-
-    def terms(self, pairs: Pairs) -> str:
-        """Return at which budget the losses are compared, unless all of them are equal."""
-        tokens = spent_ratio(pairs, "tokens")
-        flops = spent_ratio(pairs, "flops")
-        if is_one(flops):
-            return "" if is_one(tokens) else f"at equal FLOPs and {tokens:.3g}x the tokens"
-        if is_one(tokens) and math.isfinite(flops):
-            return f"at equal tokens and {flops:.3g}x the FLOPs"
-        return ""
+# --- what may be compared -------------------------------------------------------------------------
 
 
 def spent_ratio(pairs: Pairs, column: str) -> float:
@@ -119,55 +112,15 @@ def unequal_budgets(pairs: Pairs) -> str:
     )
 
 
-class Cost(Measure):
-    """A cost to reach a loss. Arms are compared by ratios, baseline / arm: above 1 is better."""
-
-    missing = "not reached"
-
-    def values(self, pairs: Pairs) -> list[np.ndarray]:
-        """Return values whose difference is the logarithm of the ratio."""
-        return [-np.log(values) for values in super().values(pairs)]
-
-    def shown(self, change: float) -> float:
-        """Return the ratio."""
-        return math.exp(change)
-
-    def margin(self, margin: float) -> float:
-        """Return a share of the cost as a logarithm."""
-        return math.log1p(margin)
-
-    def why_blank(self, pairs: Pairs) -> str:
-        """Return why the arms do not compare by this measure; "" if they do."""
-        fewest = min(len(run.curve) for run in pairs.runs)
-        return f"fewer than {FEWEST} evaluations" if fewest < FEWEST else other_schedules(pairs)
-
-
-class Match(Cost):
-    """A cost to match the worse run's final loss: `read` takes a pair, and returns a log ratio."""
-
-    def mean(self, runs: Sequence[Run]) -> float:
-        """Return NaN: a single run has no such cost."""
-        return math.nan
-
-    def values(self, pairs: Pairs) -> list[np.ndarray]:
-        """Return zeros, and the logarithm of each pair's ratio."""
-        ratios = np.array([*map(self.read, *pairs.kept)])
-        return [np.zeros_like(ratios), ratios]
-
-    def why_blank(self, pairs: Pairs) -> str:
-        """Return why the arms do not compare by this measure; "" if they do."""
-        return super().why_blank(pairs) if pairs.is_paired else "no shared seed"
-
-
-class Multiplier(Match):
-    """The compute multiplier at the largest size: `read` takes a pair, and returns its ln M."""
-
-    missing = "not identified at the largest size"
-
-    def why_blank(self, pairs: Pairs) -> str:
-        """Return why the arms do not compare by this measure; "" if they do."""
-        # Each of its runs decays over its own budget, whatever the schedule.
-        return "" if pairs.is_paired else "no shared seed"
+def budget_terms(pairs: Pairs) -> str:
+    """Return at which budget final losses are compared; "" if both tokens and FLOPs are equal."""
+    tokens = spent_ratio(pairs, "tokens")
+    flops = spent_ratio(pairs, "flops")
+    if is_one(flops):
+        return "" if is_one(tokens) else f"at equal FLOPs and {tokens:.3g}x the tokens"
+    if is_one(tokens) and math.isfinite(flops):
+        return f"at equal tokens and {flops:.3g}x the FLOPs"
+    return ""
 
 
 def other_schedules(pairs: Pairs) -> str:
@@ -176,18 +129,23 @@ def other_schedules(pairs: Pairs) -> str:
     At equal cost, a run that has not decayed yet has a higher loss than one that has. With a
     plateau before the decay, any ratio lies near 1: a true 2 is read as 1.07.
     """
-    schedules = {schedule_of(run) for run in pairs.runs}
+    runs = pairs.runs
+    if min(len(run.curve) for run in runs) < FEWEST:
+        return f"fewer than {FEWEST} evaluations"
+    schedules = {schedule_of(run) for run in runs}
     if "" in schedules:
         return "no schedule known"
-    if any(has_plateau(schedule) for schedule in schedules):
+    if any(SCHEDULES[name].has_plateau for name in schedules & {*SCHEDULES}):
         return "the learning rate decays at the end alone"
-    if len(schedules) > 1 or len({end_of_decay(run) for run in pairs.runs}) > 1:
+    if len(schedules) > 1 or len({end_of_decay(run) for run in runs}) > 1:
         return "learning rates decay in different ways"
-    budgets = [run.budget for run in pairs.runs]
-    spent = [run.spent("tokens") for run in pairs.runs]
-    if max(budgets) > SAME * min(budgets) or max(spent) > SAME * min(spent):
-        return "schedules of different lengths"
-    if len({run.settings.get("eval.every") for run in pairs.runs}) > 1:
+    for lengths in (
+        [run.budget for run in runs],
+        [run.spent("tokens") for run in runs],
+    ):
+        if max(lengths) > SAME * min(lengths):
+            return "schedules of different lengths"
+    if len({run.settings.get("eval.every") for run in runs}) > 1:
         return "evaluated at different steps"
     return ""
 
@@ -210,18 +168,14 @@ def end_of_decay(run: Run) -> tuple[str, float]:
     return "budget", 1.0
 
 
-def has_plateau(schedule: str) -> bool:
-    """Return whether a schedule keeps its peak until a last share of the budget."""
-    known = SCHEDULES.get(schedule)
-    return known is not None and known.has_plateau
+# --- the measures ---------------------------------------------------------------------------------
 
-
-WORDS = {
+LABELS = {
     "tokens": "tokens",
     "flops": "FLOPs",
-    "seconds": "seconds, by these machines' clocks,",
+    "seconds": "seconds by these machines' clocks",
 }
-"""Cost -> its name in titles."""
+"""Cost -> its name in titles and figures."""
 
 
 def measures_of(
@@ -237,76 +191,56 @@ def measures_of(
         maximize: the final values are scores, of which the higher is better.
         logs: see `Ladder.logs`.
     """
-    unit = "nats/token" if any(run.conditions for run in runs) else ""
-    if maximize:
-        first = FinalLoss(
-            "final_loss",
-            "final score",
-            unit,
-            final_loss,
-            better=1,
-        )
-    else:
-        first = FinalLoss(
-            "final_loss",
-            "final loss",
-            unit,
-            final_loss,
-        )
-    measures: list[Measure] = [first]
-    for cost in () if maximize else COSTS:
+    loss = Measure(
+        "final_loss",
+        "final score" if maximize else "final loss",
+        "nats/token" if any(run.conditions for run in runs) else "",
+        lambda run: run.final_loss,
+        better=1 if maximize else -1,
+        why_incomparable=unequal_budgets,
+    )
+    measures = [loss]
+    for cost in () if maximize else LABELS:
         if any(run.curve[cost].isna().any() for run in runs):
             continue
-        word = WORDS[cost]
-        read = partial(log_saving, cost=cost)
-        measures.append(
-            Match(
-                f"{cost}_to_match",
-                f"{word} to match",
-                "x",
-                read,
-                better=1,
-            )
+        ratio = partial(
+            Measure,
+            unit="x",
+            better=1,
+            why_incomparable=other_schedules,
+            missing="not reached",
         )
+        match = ratio(
+            f"{cost}_to_match",
+            f"{LABELS[cost]} to match",
+            read=partial(log_saving, cost=cost),
+            is_of_pairs=True,
+        )
+        measures.append(match)
         if target is not None:
-            read = partial(cost_to_reach, cost=cost, loss=target)
-            measures.append(
-                Cost(
-                    f"{cost}_to_target",
-                    f"{word} to {target:g}",
-                    "x",
-                    read,
-                    better=1,
-                )
+            reach = ratio(
+                f"{cost}_to_target",
+                f"{LABELS[cost]} to {target:g}",
+                read=partial(cost_to_reach, cost=cost, loss=target),
             )
+            measures.append(reach)
     if logs:
-        measures.append(
-            Multiplier(
-                "compute_multiplier",
-                "compute multiplier",
-                "x",
-                lambda _, run: logs.get((run.arm, run.seed), math.nan),
-                better=1,
-            )
+        # Each of its runs decays over its own budget, whatever the schedule.
+        multiplier = Measure(
+            "compute_multiplier",
+            "compute multiplier",
+            "x",
+            lambda _, run: logs.get((run.arm, run.seed), math.nan),
+            is_of_pairs=True,
+            better=1,
+            missing="not identified at the largest size",
         )
+        measures.append(multiplier)
     titles: dict[str, float] = {}
     for run in runs:
         titles |= run.facts
-    for title in titles:
-        measures.append(
-            Measure(
-                title,
-                title,
-                "",
-                partial(fact, title=title),
-            )
-        )
+    measures += [Measure(title, title, "", partial(fact, title=title)) for title in titles]
     return measures
-
-
-def final_loss(run: Run) -> float:
-    """Return the final loss of a run; NaN unless it finished."""
-    return run.final_loss
 
 
 def fact(run: Run, title: str) -> float:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
 from html import escape
 
 import pandas as pd
 
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.grids import grid_lines
+from efftrain_cli.compare.figures import inline_svg
 from efftrain_cli.compare.judge import WITHIN, Result
 from efftrain_cli.compare.ladder import describe_trends, gain_table
-from efftrain_cli.compare.picture import inline_svg
 from efftrain_cli.foundation.console import counted, human, human_seconds, table_lines
-from efftrain_cli.foundation.files import csv_text
 
 SCHEMA_VERSION = 1
-SCREEN = "final_loss|(tokens|flops)_to_(match|target)"
-"""Measures that are shown without --details."""
+COSTS = "(tokens|flops)_to_(match|target)"
+"""Costs that are shown without --details."""
 NUMBERS = {
     "nats/token": "{:.4f}",
     "x": "{:.3f}x",
@@ -51,6 +48,7 @@ MARKS = {
     "": " ",
 }
 """Verdict -> mark of an arm's row."""
+GRID = "*: best, compared; !: at the edge of the grid"
 CAVEATS = 4
 """Caveats that are shown without --details."""
 STYLE = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{padding:.2em .6em}"
@@ -72,11 +70,11 @@ def sentences(comparison: Comparison) -> list[str]:
 def facts_text(row: Result, base: str) -> str:
     """Return what a verdict rests on: estimate, interval, p, pairs and remarks."""
     facts = [estimate_text(row, with_unit=True)]
-    p = p_text(row.p_corrected)
-    if p and row.race > 1:
-        p += f", as race {row.race} against {base} {p_text(row.p_race)}"
-    if p and not row.given_up:
-        facts.append(f"p = {p}")
+    if not math.isnan(row.p) and not row.given_up:
+        p = f"p = {row.p_corrected:.2g}"
+        if row.race > 1:
+            p += f", as race {row.race} against {base} {row.p_race:.2g}"
+        facts.append(p)
     if row.n:
         facts.append(counted(row.n, "pair"))
     facts.append(row.why)
@@ -89,31 +87,21 @@ def facts_text(row: Result, base: str) -> str:
 
 def arm_table(comparison: Comparison) -> pd.DataFrame:
     """Return a row per arm: mark, name, final loss, bounds of costs and training time."""
-    base, *others = comparison.arms
-    marks = {base.label: " "}
-    for row in comparison.verdicts:
-        marks.setdefault(row.arm, MARKS[row.verdict])
-    cells: dict[str, dict[str, str]] = {}
+    base = comparison.arms[0].label
+    table = pd.DataFrame(index=[arm.label for arm in comparison.arms])
+    table[""] = "  " + table.index
     for row in comparison.rows:
-        if not re.fullmatch(SCREEN, row.measure):
-            continue
-        column = cells.setdefault(row.title, {})
         if row.measure == "final_loss":
-            if base.label not in column:
-                column[base.label] = mean_text(row.baseline, row.unit)
-            column[row.arm] = mean_text(row.mean, row.unit)
-        else:
-            column[row.arm] = bound_text(row)
-    names = [arm.label for arm in (base, *others)]
-    table = {"": [f"{marks.get(name, ' ')} {name}" for name in names]}
-    for title, column in cells.items():
-        if any(column.values()):
-            table[title] = [column.get(name, "") for name in names]
-    times = [time_text(comparison, name) for name in names]
-    if any(times):
-        table["time"] = times
-    # Names alone say nothing.
-    return pd.DataFrame(table if len(table) > 1 else {})
+            table.loc[row.arm, ""] = f"{MARKS[row.verdict]} {row.arm}"
+            table.loc[base, row.title] = mean_text(row.baseline, row.unit)
+            table.loc[row.arm, row.title] = mean_text(row.mean, row.unit)
+        elif re.fullmatch(COSTS, row.measure):
+            table.loc[row.arm, row.title] = bound_text(row)
+    runs = comparison.runs
+    seconds = runs[runs.status == "finished"].groupby("arm").seconds.mean()
+    table["time"] = seconds.dropna().map(human_seconds)
+    table = table.fillna("")
+    return table.loc[:, table.any()]
 
 
 def bound_text(row: Result) -> str:
@@ -127,46 +115,22 @@ def bound_text(row: Result) -> str:
     return "not told apart"
 
 
-def time_text(comparison: Comparison, label: str) -> str:
-    """Return the mean training time of an arm's finished runs, by these machines' clocks."""
-    runs = comparison.runs
-    seconds = runs[(runs.arm == label) & (runs.status == "finished")].seconds.mean()
-    return "" if math.isnan(seconds) else human_seconds(seconds)
-
-
 def result_table(comparison: Comparison) -> pd.DataFrame:
-    """Return all results as text: of every measure a row for the baseline and one per arm."""
+    """Return all results as text, a row per measure and arm."""
     base = comparison.arms[0].label
-    columns = [
-        "measure",
-        "arm",
-        "mean",
-        f"against {base} [{100 * comparison.rows[0].confidence:.3g} %]",
-        "p",
-        "verdict",
-    ]
     rows = []
-    titles = set()
     for row in comparison.rows:
-        mean = mean_text(row.baseline, row.unit)
-        if mean and row.title not in titles:
-            rows.append([row.title, base, mean, "", "", ""])
-        titles.add(row.title)
-        cells = [
-            row.title,
-            row.arm,
-            mean_text(row.mean, row.unit),
-            estimate_text(row) or row.why,
-            p_text(row.p_corrected),
-            row.verdict,
-        ]
+        cells = {
+            "measure": row.title,
+            "arm": row.arm,
+            base: mean_text(row.baseline, row.unit),
+            "mean": mean_text(row.mean, row.unit),
+            f"difference [{100 * row.confidence:.3g} %]": estimate_text(row) or row.why,
+            "p": "" if math.isnan(row.p) else f"{row.p_corrected:.2g}",
+            "verdict": row.verdict,
+        }
         rows.append(cells)
-    return pd.DataFrame(rows, columns=columns)
-
-
-def p_text(p: float) -> str:
-    """Return a p-value with two digits; "" for NaN."""
-    return "" if math.isnan(p) else f"{p:.2g}"
+    return pd.DataFrame(rows)
 
 
 def mean_text(mean: float, unit: str) -> str:
@@ -192,6 +156,28 @@ def estimate_text(row: Result, with_unit: bool = False) -> str:
     return text
 
 
+def grid_lines(grid: pd.DataFrame) -> list[str]:
+    """Return the losses of a grid as a table: a row per setting, a column per recipe."""
+    if grid.empty:
+        return []
+    keys = list(grid.columns[1:-4])
+    cells = []
+    for row in grid.itertuples():
+        loss = "failed" if math.isnan(row.loss) else f"{row.loss:.4f}"
+        cells.append(loss + "*" * row.best + "!" * bool(row.edge))
+    # An arm that was not tuned over a key has no value of it.
+    values = grid[keys].astype(object).fillna("-").astype(str)
+    table = values.assign(arm=grid.arm, cell=cells).pivot_table(
+        index=keys,
+        columns="arm",
+        values="cell",
+        aggfunc="first",
+        sort=False,
+    )
+    mean = f"nats/token, mean of {counted(int(grid.seeds.max()), 'seed')}"
+    return [*frame_lines(table.fillna("").reset_index()), f"{mean}; {GRID}"]
+
+
 # --- formats --------------------------------------------------------------------------------------
 
 
@@ -199,20 +185,14 @@ def render(
     comparison: Comparison,
     kind: str,
     details: bool = False,
-    before: Sequence[str] = (),
-    after: Sequence[str] = (),
 ) -> str:
     """Return a comparison as "table", "csv", "json", "markdown", "latex" or "html".
 
     CSV and JSON hold the numbers of the results, the others the text of the table.
-
-    Args:
-        before, after: further lines of a screen.
     """
     match kind:
         case "csv":
-            frame = comparison.results
-            return csv_text(list(frame), frame.astype(object).to_numpy().tolist())
+            return comparison.results.to_csv(index=False)
         case "json":
             return to_json(comparison)
         case "markdown":
@@ -221,14 +201,16 @@ def render(
             return result_table(comparison).to_latex(index=False, escape=True)
         case "html":
             return to_html(comparison)
-    lines = [*before, *screen_lines(comparison, details), *after]
-    return "\n".join(lines)
+    return "\n".join(screen_lines(comparison, details))
 
 
 def screen_lines(comparison: Comparison, details: bool) -> list[str]:
     """Return what a terminal shows: the answer first."""
     lines = sentences(comparison)
-    lines += frame_lines(arm_table(comparison))
+    table = arm_table(comparison)
+    # Names alone say nothing.
+    if len(table.columns) > 1:
+        lines += frame_lines(table)
     lines += grid_lines(comparison.grid)
     lines += frame_lines(gain_table(comparison.gains))
     lines += describe_trends(comparison.gains)
@@ -286,7 +268,7 @@ def to_html(comparison: Comparison) -> str:
     parts = [f"<meta charset=utf-8><style>{STYLE}</style>"]
     parts += [f"<p>{escape(line)}</p>" for line in sentences(comparison)]
     parts.append(arm_table(comparison).to_html(index=False))
-    parts += [inline_svg(plot) for plot in comparison.plots]
+    parts += [inline_svg(figure) for figure in comparison.figures()]
     for title, frame in comparison.frames.items():
         if not frame.empty:
             parts.append(f"<h2>{title}</h2>{frame.map(cell_text).to_html(index=False)}")

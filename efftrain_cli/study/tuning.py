@@ -80,11 +80,7 @@ def tune(plan: Plan, runner: Runner) -> Tuned:
     if len(plan.tuning_seeds) < FEW_SEEDS:
         seeds = counted(len(plan.tuning_seeds), "seed")
         caveats.append(f"settings were chosen on {seeds}: intervals lack this noise")
-    frame = grid_frame(
-        groups,
-        sorted(plan.varied),
-        "tuning",
-    )
+    frame = grid_frame(groups, sorted(plan.varied))
     return Tuned(
         chosen,
         [*caveats, *edge_notes(frame)],

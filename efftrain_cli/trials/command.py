@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from efftrain_cli.compare.tables import read_table
+from efftrain_cli.compare.sources import read_table
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import make_folder, write_whole

@@ -7,7 +7,7 @@ from typing import Any
 
 from efftrain_cli.compare.comparison import Comparison, compare
 from efftrain_cli.compare.judge import Result
-from efftrain_cli.compare.scores import load_named_runs
+from efftrain_cli.compare.sources import load_named_runs
 from tests.fake_runs import rows_of, write_run
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from efftrain_cli.compare.arms import group_runs
-from efftrain_cli.compare.figures import rates_plot
-from efftrain_cli.compare.grids import NOTE, edge_notes, grid_frame, grid_lines
+from efftrain_cli.compare.figures import rates_figure
+from efftrain_cli.compare.grids import edge_notes, grid_frame
+from efftrain_cli.compare.show import grid_lines
 from tests.compare.runs import make_arm, make_run
 
 LR = "optim.lr"
@@ -30,12 +31,15 @@ def test_the_best_is_the_lowest_mean_among_settings_that_all_finished():
     assert all(not edge for edge in frame.edge)
 
 
-def test_one_key_is_a_table_of_values_and_recipes():
-    head, a, b, note = grid_lines(grid_frame(groups(), [LR], "tuning"))[1:]
-    assert head.split()[:5] == ["tuning", LR, "0.001", "0.002", "0.004"]
-    assert head.endswith("nats/token, mean of 2 seeds")
-    assert a.split() == ["a", "4.5000", "4.1000*", "4.2000"]
-    assert b.split() == ["b", "4.4000", "4.0000*", "failed"] and note == NOTE
+def test_a_grid_is_a_table_of_settings_and_recipes():
+    lines = [line.split() for line in grid_lines(grid_frame(groups(), [LR]))[1:]]
+    assert lines[:4] == [
+        [LR, "a", "b"],
+        ["0.001", "4.5000", "4.4000"],
+        ["0.002", "4.1000*", "4.0000*"],
+        ["0.004", "4.2000", "failed"],
+    ]
+    assert " ".join(lines[4]).startswith("nats/token, mean of 2 seeds; *: best")
 
 
 def test_a_best_value_at_an_edge_is_marked_and_widened():
@@ -46,18 +50,15 @@ def test_a_best_value_at_an_edge_is_marked_and_widened():
         "a: best at the edge of its grid; add optim.lr=0.004",
         "b: best at the edge of its grid; add optim.lr=0.004",
     ]
-    assert grid_lines(frame)[2].endswith("4.1000*!")
-    drawn = rates_plot(frame).curves
-    assert list(drawn.x) == [1e-3, 2e-3] * 2 and list(drawn.y.round(9)) == [4.5, 4.1, 4.4, 4.0]
+    assert grid_lines(frame)[3].endswith("4.0000*!")
+    lines = rates_figure(frame).axes[0].get_lines()
+    assert [list(line.get_xdata()) for line in lines] == [[1e-3, 2e-3]] * 2
+    assert [list(line.get_ydata().round(9)) for line in lines] == [[4.5, 4.1], [4.4, 4.0]]
 
 
-def test_arms_with_grids_of_their_own_are_lines():
+def test_arms_with_grids_of_their_own_have_rows_of_their_own():
     runs = make_arm("a", [4.0, 4.2], **{LR: 1e-3})
     runs += make_arm("b", [3.9, 4.1], **{"optim.warmup_steps": 9})
-    keys = [LR, "optim.warmup_steps"]
-    lines = grid_lines(grid_frame(group_runs(runs), keys))
-    assert [line.split()[:4] for line in lines[2:4]] == [
-        ["a", "0.001", "-", "4.1000*"],
-        ["b", "-", "9.0", "4.0000*"],
-    ]
-    assert "b" not in "".join(grid_lines(grid_frame(group_runs(runs), [LR]))[2:-1])
+    frame = grid_frame(group_runs(runs), [LR, "optim.warmup_steps"])
+    lines = [line.split() for line in grid_lines(frame)[2:4]]
+    assert lines == [["0.001", "-", "4.1000*"], ["-", "9.0", "4.0000*"]]

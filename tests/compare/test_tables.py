@@ -12,8 +12,7 @@ import pytest
 from scipy import stats
 
 from efftrain_cli.compare.comparison import compare
-from efftrain_cli.compare.from_wandb import read_wandb
-from efftrain_cli.compare.tables import UNKNOWN, read_table, runs_of
+from efftrain_cli.compare.sources import UNKNOWN, read_table, read_wandb, runs_of
 from efftrain_cli.foundation.errors import DataError, UsageError
 from tests.compare.known_runs import row_of
 

@@ -134,7 +134,7 @@ def test_compare_reads_it(value, tmp_path):
         paths.append(path)
     comparison = compare([load_run(path) for path in paths])
     frame = comparison.results
-    assert comparison.plots and "final_loss" in set(frame.measure)
+    assert comparison.figures() and "final_loss" in set(frame.measure)
     assert not set(frame.verdict) & {"better", "worse"}
 
 

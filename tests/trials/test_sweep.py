@@ -83,9 +83,10 @@ def test_rates_of_one_recipe_are_a_table(folder):
     for trial in grid(["warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])]):
         write_trial(trial)
     words = ["sweep", "warm.toml", "--seeds", "0..1", "--set", "optim.lr=1e-3,2e-3"]
-    head, warm, note, edge = cli(*words).stdout.strip().splitlines()
-    assert head.endswith("nats/token, mean of 2 seeds") and warm.split()[2].endswith("*!")
-    assert note.startswith("*: best") and edge.endswith("add optim.lr=0.004")
+    head, low, high, note, edge = cli(*words).stdout.strip().splitlines()
+    assert head.split() == ["optim.lr", "warm"] and low.split()[0] == "0.001"
+    assert high.endswith("*!") and note.startswith("nats/token, mean of 2 seeds; *: best")
+    assert edge.endswith("add optim.lr=0.004")
     judged = cli(*words, "--baseline", "warm-lr1e-3*").stdout
     assert "is better than warm-lr1e-3 in final loss" in judged
 
