@@ -269,7 +269,8 @@ def draw_in_terminal(figure: Figure, width: int) -> str:
             y[is_turn].tolist(),
             marker=letter,
         )
-    marks = np.linspace(*axes.dataLim.intervalx, 5).tolist()
+    start, end = axes.dataLim.intervalx
+    marks = np.linspace(start, end, 5).tolist()
     plotext.xticks(marks, list(map(human, marks)))
     plotext.ylim(*axes.get_ylim())
     plotext.title(axes.get_ylabel())
