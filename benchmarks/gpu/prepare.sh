@@ -5,7 +5,7 @@ set -euo pipefail
 
 mkdir -p .gpu/wheels
 wanted=()
-for name in pydantic pydantic-core annotated-types typing-inspection typing-extensions tomlkit; do
+for name in pydantic pydantic-core annotated-types typing-inspection typing-extensions; do
     wanted+=("$(sed -n "s/^\($name==[^ ]*\).*/\1/p" constraints.txt)")
 done
 rm -f .gpu/wheels/*.whl

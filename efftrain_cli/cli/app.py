@@ -67,7 +67,7 @@ class _Command(TyperCommand):
 
 
 def _refuse_foreign_option(option: str, value: str) -> None:
-    from efftrain_cli.recipe.aliases import read_aliases
+    from efftrain_cli.recipe.check import read_aliases
 
     advice = read_aliases("options").get(option)
     key = option[2:].replace("-", "_")

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Mapping
+from copy import deepcopy
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from efftrain_cli.foundation.bounds import MISTAKES
-from efftrain_cli.foundation.console import counted
-from efftrain_cli.foundation.errors import Breaches, Problem, RecipeError
+from efftrain_cli.foundation.errors import Breaches, Problem
 from efftrain_cli.foundation.section import field_docstrings
 from efftrain_cli.methods.method import Method
-from efftrain_cli.recipe.aliases import read_aliases
-from efftrain_cli.recipe.draft import Draft, report
+from efftrain_cli.recipe.draft import Draft, recipe_error, table_of
 from efftrain_cli.recipe.toml import flatten, toml_value
 
 T = TypeVar("T")
@@ -55,8 +57,7 @@ def known_keys(cls: Any) -> dict[str, Key]:
         is_optional = type(None) in get_args(info.annotation) or info.default == ()
         keys[name] = Key(name, cls, section, is_optional)
         if section is not None:
-            for inner, key in known_keys(section).items():
-                keys[f"{name}.{inner}"] = key
+            keys |= {f"{name}.{inner}": key for inner, key in known_keys(section).items()}
     return keys
 
 
@@ -90,53 +91,36 @@ def validated(draft: Draft, cls: type[T], kind: str = "recipe") -> T:
         RecipeError: the draft breaks rules. The message lists each wrong key, or if all keys are
             right, each breach of the rules between them.
     """
-    result = None
-    problems = [*draft.problems, *_unwritable_values(draft, cls)]
-    if problems == draft.problems:
-        values = _without_removed(draft.values, known_keys(cls))  # type: ignore[arg-type]
-        try:
-            # As JSON: there, strict types take a list for a tuple and a table for a section.
-            result = TypeAdapter(cls).validate_json(json.dumps(values, default=str))
-        except ValidationError as error:
-            problems += _problems_of(draft, cls, error)
-    if result is None or problems:
-        raise RecipeError(report(draft.name, problems, kind), problems)
+    values = deepcopy(draft.values)
+    for key, value in flatten(values).items():
+        about = known_keys(cls).get(unnumbered(key))
+        if value is False and about is not None and about.is_optional:
+            table, name = table_of(values, key)
+            table.pop(name, None)
+        for item in value if isinstance(value, list) else [value]:
+            if rule := _unwritable(item):
+                raise recipe_error(draft.name, [_problem(draft, cls, key, rule)], kind)
+    problems = list(draft.problems)
+    try:
+        # As JSON: there, strict types take a list for a tuple and a table for a section.
+        result = TypeAdapter(cls).validate_json(json.dumps(values, default=str))
+    except ValidationError as error:
+        problems += _problems_of(draft, cls, error)
+    if problems:
+        raise recipe_error(draft.name, problems, kind)
     return result
 
 
-def _without_removed(value: Any, known: Mapping[str, Key], key: str = "") -> Any:
-    """Return a value without the optional keys and sections inside of it that are `false`."""
-    if isinstance(value, list):
-        return [_without_removed(item, known, key) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {}
-    for name, inner in value.items():
-        path = f"{key}.{name}".lstrip(".")
-        is_optional = path in known and known[path].is_optional
-        if inner is not False or not is_optional:
-            kept[name] = _without_removed(inner, known, path)
-    return kept
-
-
-def _unwritable_values(draft: Draft, cls: Any) -> Iterator[Problem]:
-    """Yield the values that no recipe can hold."""
-    for key, value in flatten(draft.values).items():
-        rule = _unwritable(value)
-        if rule is not None:
-            yield _problem(draft, cls, key, rule)
-
-
-def _unwritable(value: Any) -> str | None:
-    if isinstance(value, list):
-        return next(filter(None, map(_unwritable, value)), None)
+def _unwritable(value: Any) -> str:
+    """Return why no recipe can hold a value; "" if one can."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "has a number beyond 64 bits, which no run can use"
-    # Bytes of a name that are not UTF-8 reach Python as lone surrogates.
-    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+    if isinstance(value, str):
+        # Bytes of a name that are not UTF-8 reach Python as lone surrogates.
         pattern = re.sub("[\ud800-\udfff]", "?", value)
-        return f'is not UTF-8, as recipes are; a pattern names the same file: "{pattern}"'
-    return None
+        if pattern != value:
+            return f'is not UTF-8, as recipes are; a pattern names the same file: "{pattern}"'
+    return ""
 
 
 UNKNOWN = "unknown key"
@@ -153,93 +137,81 @@ def _problems_of(draft: Draft, cls: Any, error: ValidationError) -> list[Problem
             found = list(cause.breaches)
         for key, rule in found:
             rules.setdefault(key, []).append(rule)
-
-    problems: list[Problem] = []
-    meant = set()
+    unknown = [key for key, alternatives in rules.items() if UNKNOWN in alternatives]
+    # A comparison with all keys takes milliseconds: none for thousands of mistakes.
+    meant = {key: _nearest_key(key, cls) for key in unknown[:MISTAKES]}
+    problems = []
     for key, alternatives in rules.items():
         rule = " or ".join(dict.fromkeys(alternatives))
-        suggestion = None
-        # A comparison with all keys takes milliseconds: none for thousands of mistakes.
-        if rule == UNKNOWN and len(problems) < MISTAKES:
-            suggestion = _nearest_key(key, cls)
-            meant.add(suggestion)
-            if suggestion is None:
-                rule += _keys_beside(key, cls)
-        problems.append(_problem(draft, cls, key, rule, suggestion))
-    # A key that is missing because it is misspelt is one mistake.
-    return [each for each in problems if each.rule != REQUIRED or each.key not in meant]
+        suggestion = meant.get(key)
+        if rule == UNKNOWN and suggestion is None:
+            section = unnumbered(key).rpartition(".")[0]
+            place = f"[{section}]" if section else "the top level"
+            rule += f"; {place} has {', '.join(_names_in(section, cls))}"
+        # A key that is missing because it is misspelt is one mistake.
+        if rule != REQUIRED or key not in meant.values():
+            problems.append(_problem(draft, cls, key, rule, suggestion))
+    return problems
 
 
 def _problem(draft: Draft, cls: Any, key: str, rule: str, suggestion: str | None = None) -> Problem:
     """Return a problem with the key's value, place and description."""
-    source = draft.origin(key)
-    if not source.startswith("--set"):
-        # A rule between keys may be broken by the other key that it names.
-        named = [draft.places.get(word, "") for word in re.findall(r"\w+\.[\w.]*\w", rule)]
-        source = ", ".join([source, *(place for place in named if place.startswith("--set"))])
+    # A rule between keys may be broken by an override of another key that it names.
+    named = [draft.places.get(name, "") for name in re.findall(r"\w+\.[\w.]*\w", rule)]
+    overrides = [place for place in named if place.startswith("--set")]
     described = suggestion or unnumbered(key)
     doc = ""
     if described in known_keys(cls):
         doc = f"{described}: {known_keys(cls)[described].description}"
     value = flatten(draft.values).get(key)
-    shown = None
-    if value is not None and value != {}:
-        shown = _shown(value)
-    return Problem(key, rule, shown, source, suggestion, doc)
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = toml_value(value)
-    except TypeError:
-        text = str(value)
-    if len(text) > 100:
-        text = f"{text[:97]}..."
-    return text
+    return Problem(
+        key=key,
+        rule=rule,
+        value=None if value in (None, {}) else shorten(toml_value(value), 100),
+        source=", ".join(dict.fromkeys([draft.origin(key), *overrides])),
+        suggestion=suggestion,
+        doc=doc,
+    )
 
 
 # --- suggestions ----------------------------------------------------------------------------------
 
 
+def read_aliases(table: str) -> dict[str, Any]:
+    """Return what other programs and papers call ours: "keys" or "options" of aliases.toml."""
+    return tomllib.loads(Path(__file__).with_name("aliases.toml").read_text("utf-8"))[table]
+
+
 @cache
-def aliases_of(cls: Any) -> dict[str, str]:
-    """Map the names that other programs and papers have for keys and sections to our key."""
-    aliases: dict[str, str] = {}
-    for key, names in read_aliases("keys").items():
-        aliases |= dict.fromkeys(names, key)
+def _names_anywhere(cls: Any) -> dict[str, str]:
+    """Map the names of keys and sections, ours and those of other programs, to our dotted key."""
+    names: dict[str, str] = {}
+    for key, others in read_aliases("keys").items():
+        names |= dict.fromkeys(others, key)
     for name, method in methods_in(cls).items():
-        for key, names in method.aliases.items():
-            aliases |= dict.fromkeys(names.split(), f"{name}.{key}".rstrip("."))
-    return aliases
+        for key, others in method.aliases.items():
+            names |= dict.fromkeys(others.split(), f"{name}.{key}".rstrip("."))
+    # Of equal names the last is kept: ours win over others', and earlier sections.
+    names |= {key.rpartition(".")[2]: key for key in reversed(known_keys(cls))}
+    return {name: key for name, key in names.items() if key in known_keys(cls)}
+
+
+def _names_in(section: str, cls: Any) -> dict[str, str]:
+    """Map the names of a section's keys to the dotted keys."""
+    dotted = [(key.rpartition("."), key) for key in known_keys(cls)]
+    return {name: key for (around, _, name), key in dotted if around == section}
 
 
 def _nearest_key(key: str, cls: Any) -> str | None:
     """Return the valid key that is most like an unknown one, of its section if possible."""
     section, _, name = unnumbered(key).lower().replace("-", "_").rpartition(".")
-    known = known_keys(cls)
-    spellings = [pair for pair in aliases_of(cls).items() if pair[1] in known]
-    # Of equal spellings the last is kept: our names win over others', and earlier sections.
-    spellings += [(meant.rpartition(".")[2], meant) for meant in reversed(known)]
-    anywhere = dict(spellings)
-    here = {spelling: meant for spelling, meant in spellings if meant.rpartition(".")[0] == section}
-    if name in anywhere:
-        return here.get(name, anywhere[name])
-    for names, cutoff in ((here, 0.6), (anywhere, 0.85)):
+    anywhere = _names_anywhere(cls)
+    own = _names_in(section, cls)
+    here = {near: meant for near, meant in anywhere.items() if meant in own.values()} | own
+    for names, cutoff in ((here, 1.0), (anywhere, 1.0), (here, 0.6), (anywhere, 0.85)):
         for near in get_close_matches(name, names, n=1, cutoff=cutoff):
             return names[near]
     return None
-
-
-def _keys_beside(key: str, cls: Any) -> str:
-    """Return the names of a section's keys as the end of a message."""
-    section = unnumbered(key).rpartition(".")[0]
-    names = []
-    for known in known_keys(cls):
-        around, _, name = known.rpartition(".")
-        if around == section:
-            names.append(name)
-    place = f"[{section}]" if section else "the top level"
-    return f"; {place} has {', '.join(names)}"
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -252,58 +224,46 @@ _WORDS = {
     "float_type": "must be a number",
     "bool_type": "must be true or false",
     "string_type": "must be text in quotes",
-    "tuple_type": "must be a list in brackets, such as [1, 2]",
-    "finite_number": "must be a finite number",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
-    "greater_than": "must be greater than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "literal_error": "must be one of {expected}",
     "string_too_short": "must not be empty",
-    "too_long": "must have {max_length}, not {actual_length}",
-    "too_short": "must have at least {min_length}, not {actual_length}",
+    "tuple_type": "must be a list in brackets, such as [1, 2]",
+    "literal_error": "must be one of {expected}",
     "value_error": "{error}",
 }
-"""pydantic's types of errors in our words."""
+"""pydantic's types of errors in our words, where its own do not fit."""
+_PHRASES = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    " after validation": "",
+}
+"""Phrases of pydantic's in our words."""
 
 
 def _rule_of(breach: Any, known: Mapping[str, Key]) -> tuple[str, str]:
     """Return the dotted key of a pydantic error, and the rule that it breaks."""
     kind = breach["type"]
-    numbers = dict(breach.get("ctx", {}))
-    for name, value in numbers.items():
-        if isinstance(value, float):
-            numbers[name] = f"{value:g}"
-        elif name in ("min_length", "max_length"):
-            numbers[name] = counted(value, "item")
-    key, rest = _split(breach["loc"], known)
-    if kind == "unexpected_keyword_argument":
-        return ".".join([key, *rest]).lstrip("."), UNKNOWN
-    rule = _WORDS.get(kind, breach["msg"]).format(key=key, **numbers)
+    key = ""
+    item = None
+    for part in breach["loc"]:
+        longer = f"{key}.{part}".lstrip(".")
+        about = known.get(unnumbered(longer))
+        if isinstance(part, int) and (about is None or about.section is None):
+            item = part
+        elif about is not None or kind == "unexpected_keyword_argument":
+            key = longer  # other parts are alternatives of a type
+    rule = re.sub(r"^\w+ should", "must", breach["msg"])
+    for words, ours in _PHRASES.items():
+        rule = rule.replace(words, ours)
+    if kind in _WORDS:
+        rule = _WORDS[kind].format(key=key, **breach.get("ctx", {}))
     if kind == "tuple_type" and known[unnumbered(key)].section is not None:
         rule = f"is a list of sections: write [[{key}]] before the keys of each"
-    item = next(filter(str.isdigit, rest), None)
     if item is not None and kind == "missing":
-        rule = f"needs {counted(int(item) + 1, 'item')} or more"
+        rule = f"needs {item + 1} items or more"
     elif item is not None:
-        rule = f"item {int(item) + 1} {rule}"
+        rule = f"item {item + 1} {rule}"
     if kind == "value_error" and key in known and known[key].section is not None:
         # A rule of the whole section: take the first key that it names.
         for word in re.findall(r"\w+", rule):
             if f"{key}.{word}" in known:
                 return f"{key}.{word}", rule
     return key, rule
-
-
-def _split(loc: Sequence[int | str], known: Mapping[str, Key]) -> tuple[str, list[str]]:
-    """Split the place of a pydantic error into the dotted key and what is inside of its value: the
-    number of an item, an alternative of a type."""
-    parts = list(map(str, loc))
-    rest: list[str] = []
-    while parts:
-        key = unnumbered(".".join(parts))
-        is_item = parts[-1].isdigit() and key in known and known[key].section is None
-        if key in known and not is_item:
-            break
-        rest.insert(0, parts.pop())
-    return ".".join(parts), rest

@@ -15,6 +15,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,18 @@ class Draft:
         """Return where `key` was written, or the table around it, or the file."""
         return self.places.get(_enclosing(key, self.places), shown_path(self.path))
 
+    def add(self, values: Mapping[str, Any], places: Mapping[str, str]) -> None:
+        """Lay the values of a file or an override over these.
+
+        Args:
+            places: of its keys; a key without one, of a table in one line, stands where its table
+                does.
+        """
+        _merge(self.values, values)
+        for key in flatten(values):
+            self.places[key] = places[_enclosing(key, places)]
+        self.places |= places
+
 
 def shown_path(path: Path) -> str:
     """Return the path as a user would type it: relative to the working directory where it lies
@@ -57,11 +70,11 @@ def shown_path(path: Path) -> str:
     return str(path)
 
 
-def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
-    """Format every problem of a recipe or study as one error message."""
+def recipe_error(name: str, problems: Sequence[Problem], kind: str = "recipe") -> RecipeError:
+    """Return the error that lists every problem of a recipe or study."""
     lines = [f"{kind} {name!r} has {counted(len(problems), 'mistake')}; nothing was run"]
     for problem in problems[:MISTAKES]:
-        what = " = ".join(part for part in (problem.key, problem.value) if part)
+        what = " = ".join(filter(None, (problem.key, problem.value)))
         rule = problem.rule.replace("\n", "\n    ")
         if problem.suggestion:
             rule += f"; did you mean {problem.suggestion}?"
@@ -70,7 +83,7 @@ def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
             lines.append(f"    {problem.doc}")
     if len(problems) > MISTAKES:
         lines += ["", f"  and {len(problems) - MISTAKES:,} more"]
-    return "\n".join(lines)
+    return RecipeError("\n".join(lines), problems)
 
 
 # --- finding --------------------------------------------------------------------------------------
@@ -87,19 +100,13 @@ def shipped_recipes() -> Path:
 def recipe_folders() -> list[Path]:
     """List the folders that a recipe's name is looked up in: ./recipes, then the recipes that ship
     with the program."""
-    shipped = shipped_recipes()
-    here = Path("recipes")
-    if here.resolve() == shipped.resolve():
-        return [here]
-    return [here, shipped]
+    return [Path("recipes"), shipped_recipes()]
 
 
 def recipe_names() -> list[str]:
     """List the names of every recipe that --recipe finds, sorted."""
-    names: set[str] = set()
-    for folder in recipe_folders():
-        names |= {path.stem for path in folder.glob("*.toml")}
-    return sorted(names)
+    paths = itertools.chain(*(folder.glob("*.toml") for folder in recipe_folders()))
+    return sorted({path.stem for path in paths})
 
 
 def is_path(name_or_path: str) -> bool:
@@ -129,39 +136,25 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
     Raises:
         RecipeError: there is none; the message names the nearest one.
     """
-    if is_path(name_or_path):
-        path = expanded(name_or_path, "write the path without ~")
-        if beside is not None and not path.is_absolute():
-            path = beside.parent / path
-        if path.is_file():
-            return path
-        if path.is_dir():
-            hint = "name a .toml file in it"
-            inside = path / "recipe.toml"
-            if inside.is_file():
-                hint = f"did you mean {inside}?"
-            raise RecipeError(f"{name_or_path} is a folder, not a recipe\n  {hint}")
-        raise RecipeError(f"there is no recipe file {shown_path(path)}")
     folders = recipe_folders()
     if beside is not None:
-        folders = [beside.parent, *folders]
-    for folder in folders:
-        path = folder / f"{name_or_path}.toml"
-        if path.is_file() and not (beside is not None and path.samefile(beside)):
-            return path
-    if beside is not None and name_or_path == beside.stem:
-        return beside
-    if beside is None and Path(name_or_path).is_file():
-        raise RecipeError(
-            f"{name_or_path} is a file and not a recipe, whose name would end in .toml\n"
-            f"  to train on it as text: --recipe small --set data.train={name_or_path}"
-        )
-    places = [shown_path(folder / f"{name_or_path}.toml") for folder in recipe_folders()]
-    hint = nearest(name_or_path, recipe_names(), most=1)
-    raise RecipeError(
-        f"there is no recipe {name_or_path!r}: looked for {' and '.join(places)}\n"
-        f"  {hint or '`efftrain recipes list` shows all'}"
-    )
+        folders.insert(0, beside.parent)
+    candidates = [folder / f"{name_or_path}.toml" for folder in folders]
+    if is_path(name_or_path):
+        path = expanded(name_or_path, "write the path without ~")
+        candidates = [path if beside is None else beside.parent / path]
+    files = [path for path in candidates if path.is_file()]
+    others = [path for path in files if beside is None or not path.samefile(beside)]
+    for path in (*others, *files):
+        return path
+    hint = nearest(name_or_path, recipe_names(), most=1) or "`efftrain recipes list` shows all"
+    inside = Path(name_or_path) / "recipe.toml"
+    if inside.is_file():
+        hint = f"did you mean {inside}?"
+    elif Path(name_or_path).is_file():
+        hint = f"to train on it as text: --recipe small --set data.train={name_or_path}"
+    looked = " and ".join(dict.fromkeys(map(shown_path, candidates)))
+    raise RecipeError(f"there is no recipe {name_or_path!r}: looked for {looked}\n  {hint}")
 
 
 def first_comment(path: Path) -> str:
@@ -174,10 +167,6 @@ def first_comment(path: Path) -> str:
 # --- reading --------------------------------------------------------------------------------------
 
 
-_Layer = tuple[dict[str, Any], dict[str, str]]
-"""Values and places of one file."""
-
-
 def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
     """Read a recipe with everything it inherits, then the overrides. Mistakes of overrides are
     collected in the draft.
@@ -185,24 +174,23 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
     Raises:
         RecipeError: there is no such recipe or base, a file is not TOML, or the bases form a loop.
     """
-    files = [find_recipe(name_or_path)]
-    draft = Draft(recipe_name(name_or_path), files[0])
+    path = find_recipe(name_or_path)
+    draft = Draft(recipe_name(name_or_path), path)
     layers = []
     while True:
-        values, places = _read_layer(files[-1], draft.name)
+        values, places = _read_layer(path, draft.name)
         layers.append((values, places))
         if "base" not in values:
             break
         base = values.pop("base")
         try:
-            files.append(_find_base(base, files))
+            path = _find_base(base, [draft.path, *draft.bases])
         except RecipeError as error:
-            problem = Problem("base", str(error), value=toml_value(base), source=places["base"])
-            raise RecipeError(report(draft.name, [problem]), [problem]) from None
-    draft.bases = files[1:]
+            problem = Problem("base", str(error), toml_value(base), places["base"])
+            raise recipe_error(draft.name, [problem]) from None
+        draft.bases.append(path)
     for values, places in reversed(layers):
-        _merge(draft, draft.values, values)
-        draft.places |= places
+        draft.add(values, places)
     for override in overrides:
         apply_override(draft, override)
     return draft
@@ -229,8 +217,9 @@ def read_toml_file(path: Path) -> Draft:
     Raises:
         RecipeError: there is no such file, or it is not TOML.
     """
-    values, places = _read_layer(path, path.stem, "study")
-    return Draft(path.stem, path, values=values, places=places)
+    draft = Draft(path.stem, path)
+    draft.add(*_read_layer(path, path.stem, "study"))
+    return draft
 
 
 LARGEST = 1 << 20
@@ -256,8 +245,10 @@ def _text(path: Path) -> str:
         raise RecipeError(f"{shown_path(path)}: {error.strerror}") from None
 
 
-def _read_layer(path: Path, name: str, kind: str = "recipe") -> _Layer:
-    """Read one file.
+def _read_layer(
+    path: Path, name: str, kind: str = "recipe"
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return one file's values, and where its keys and headers stand.
 
     Raises:
         RecipeError: a line is not TOML. Nothing can be said of the rest before it is.
@@ -265,7 +256,7 @@ def _read_layer(path: Path, name: str, kind: str = "recipe") -> _Layer:
     text = _text(path)
     file = shown_path(path)
     try:
-        values = tomllib.loads(text)
+        return tomllib.loads(text), _places_in(text, file)
     except tomllib.TOMLDecodeError as error:
         rule, _, where = str(error).partition(" (at ")
         lines = text.rstrip().split("\n")
@@ -275,16 +266,10 @@ def _read_layer(path: Path, name: str, kind: str = "recipe") -> _Layer:
         problem = Problem(
             key="",
             rule=f"not TOML: {rule[:1].lower()}{rule[1:]}; {_TOML_HINT}",
-            value=lines[number - 1].strip()[:100] or None,
+            value=lines[number - 1].strip()[:100],
             source=f"{file}:{number}",
         )
-        raise RecipeError(report(name, [problem], kind), [problem]) from None
-    lines_of = _places_in(text, file)
-    places = {}
-    # A key without a line of its own, of a table in one line, stands where its table does.
-    for key in flatten(values):
-        places[key] = lines_of.get(_enclosing(key, lines_of), file)
-    return values, places | lines_of
+        raise recipe_error(name, [problem], kind) from None
 
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([\w.-]+)\s*\]")
@@ -292,9 +277,9 @@ _KEY = re.compile(r"\s*([\w.-]+)\s*=")
 
 
 def _places_in(text: str, file: str) -> dict[str, str]:
-    """Map dotted keys to "file:line", for keys and headers that begin a line; the n-th [[table]] is
-    `table.n`, from 0."""
-    places: dict[str, str] = {}
+    """Map dotted keys to "file:line", for keys and headers that begin a line, and "" to the file;
+    the n-th [[table]] is `table.n`, from 0."""
+    places = {"": file}
     counts: Counter[str] = Counter()
     section = ""
     for number, line in enumerate(text.split("\n"), 1):
@@ -317,17 +302,14 @@ def _enclosing(key: str, places: Mapping[str, str]) -> str:
     return key
 
 
-def _merge(draft: Draft, into: dict[str, Any], table: Mapping[str, Any], prefix: str = "") -> None:
+def _merge(into: dict[str, Any], table: Mapping[str, Any]) -> None:
     """Lay `table` over `into`: tables are merged; everything else, arrays of tables included, is
     replaced."""
     for name, value in table.items():
-        key = f"{prefix}{name}"
         if isinstance(value, dict) and isinstance(into.get(name), dict):
-            _merge(draft, into[name], value, f"{key}.")
-            continue
-        for inner in [known for known in draft.places if known.startswith(f"{key}.")]:
-            del draft.places[inner]
-        into[name] = value
+            _merge(into[name], value)
+        else:
+            into[name] = value
 
 
 def parse_override(override: str) -> tuple[str, Any]:
@@ -339,15 +321,13 @@ def parse_override(override: str) -> tuple[str, Any]:
     key, equals, written = override.partition("=")
     key = key.strip()
     written = written.strip()
-    if not equals or not key or not all(key.split(".")):
+    if not equals or not all(key.split(".")):
         raise ValueError("an override is written key=value, for example optim.lr=3e-4")
-    try:
+    with suppress(tomllib.TOMLDecodeError):
         parsed = tomllib.loads(f"value = {written}")
-    except tomllib.TOMLDecodeError:
-        return key, written
-    if parsed.keys() != {"value"}:
-        return key, written
-    return key, parsed["value"]
+        if len(parsed) == 1:
+            return key, parsed["value"]
+    return key, written
 
 
 def apply_override(draft: Draft, override: str) -> None:
@@ -358,17 +338,15 @@ def apply_override(draft: Draft, override: str) -> None:
         key, value = parse_override(override)
         if key == "base":
             raise ValueError("only a file has a base; choose the recipe with --recipe")
-        table, name = _table_of(draft.values, key)
+        table, name = table_of(draft.values, key)
     except ValueError as error:
         draft.problems.append(Problem(key, str(error), source=source))
         return
-    _merge(draft, table, {name: value}, key.removesuffix(name))
-    for inner in flatten({key: value}):
-        draft.places[inner] = source
-    draft.places[key] = source
+    _merge(table, {name: value})
+    draft.places |= dict.fromkeys([key, *flatten({key: value})], source)
 
 
-def _table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+def table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
     """Return the table that a dotted key is in, made if it is missing, and the name in it.
 
     Raises:
@@ -381,12 +359,10 @@ def _table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
             if not isinstance(table.get(section), dict | list):
                 table[section] = {}
             table = table[section]
-        elif section.isdecimal() and int(section) < len(table):
+        elif isinstance(table, list):
+            if section not in map(str, range(len(table))):
+                raise ValueError(f"there are {len(table)} of them, numbered from 0")
             table = table[int(section)]
-        else:
-            raise ValueError(f"there are {len(table)} of them, numbered from 0")
-        if not isinstance(table, dict | list):
-            break
     if not isinstance(table, dict):
         raise ValueError(
             "is one list: set it whole, as in optim.betas=[0.9, 0.95];"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.errors import Breaches
@@ -110,10 +110,7 @@ class Recipe:
     @cached_property
     def varies(self) -> frozenset[str]:
         """What differs from step to step, by all methods together: see `Method.varies`."""
-        varies: set[str] = set()
-        for method in self.methods.values():
-            varies |= method.varies
-        return frozenset(varies)
+        return frozenset().union(*(method.varies for method in self.methods.values()))
 
     @property
     def full_steps(self) -> int | None:
@@ -171,18 +168,10 @@ def check_draft(draft: Draft) -> Recipe:
 
 def recipe_values(section: Any) -> dict[str, Any]:
     """Return a recipe (or section) as nested dicts in field order, without what is absent."""
-
-    def plain(value: Any) -> Any:
-        if is_dataclass(value):
-            return recipe_values(value)
-        if isinstance(value, tuple):
-            return [plain(item) for item in value]
-        return value
-
-    values = {field.name: plain(getattr(section, field.name)) for field in fields(section)}
+    values = TypeAdapter(type(section)).dump_python(section, mode="json", exclude_none=True)
     if not values.get("stages", True):
         del values["stages"]  # `stages = []` would only puzzle the readers of every other recipe
-    return {name: value for name, value in values.items() if value is not None}
+    return values  # type: ignore[no-any-return]
 
 
 def flat_values(recipe: Recipe) -> dict[str, Any]:
@@ -206,8 +195,5 @@ def recipe_differences(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
     absent."""
     in_a = flat_values(a)
     in_b = flat_values(b)
-    differences = []
-    for key in in_a | in_b:
-        if in_a.get(key) != in_b.get(key):
-            differences.append((key, in_a.get(key), in_b.get(key)))
-    return differences
+    pairs = [(key, in_a.get(key), in_b.get(key)) for key in in_a | in_b]
+    return [(key, value, other) for key, value, other in pairs if value != other]

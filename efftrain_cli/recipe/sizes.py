@@ -3,8 +3,11 @@ their sources. No torch."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from efftrain_cli.foundation.errors import UsageError
@@ -14,6 +17,8 @@ from efftrain_cli.recipe.sections import Model, config_of
 
 BYTES_PER_TOKEN = 3
 """Of a text that is not tokenized yet: between "bpe:1024" on source code and "gpt2" on prose."""
+GPT2_VOCABULARY = 50257
+"""Tokens of GPT-2's tokenizer."""
 LARGE_BATCH = 524_288
 """Tokens of a step from which on beta2 is 0.95."""
 PASSES = 4
@@ -56,6 +61,21 @@ def sizes_for(parameters: int, tokens_per_parameter: float = 20) -> Sizes:
         warmup_tokens=min(parameters, tokens // 10),
         beta2=0.95 if batch_tokens >= LARGE_BATCH else 0.99,
     )
+
+
+def likely_vocabulary(tokenizer: str) -> int:
+    """Return the tokens of a tokenizer by its name or file.
+
+    If only preparing the data would tell, they are GPT-2's, the most that is usual. "bpe:N" may
+    come out smaller on a small text.
+    """
+    if tokenizer.startswith("bpe:") and tokenizer[4:].isdigit():
+        return int(tokenizer[4:])
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        file = json.loads(Path(tokenizer).read_text(encoding="utf-8"))
+        added = [token["content"] for token in file.get("added_tokens", [])]
+        return len({*file["model"]["vocab"], *added})
+    return GPT2_VOCABULARY
 
 
 def scored_parameters(model: Model, vocab_size: int) -> int:

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 
 def toml_value(value: Any) -> str:
-    """Format one value as TOML. Reading it back gives an equal value of the same type.
-
-    Raises:
-        TypeError: TOML has no form for it (None among them).
-    """
-    return str(_toml_item(value).as_string())
-
-
-def _toml_item(value: Any) -> Any:
-    import tomlkit  # only where something is written: reading a recipe takes milliseconds
-
-    if type(value) is int and abs(value) >= 10_000:
-        return tomlkit.value(f"{value:_}")
+    """Format one value as TOML. Reading it back gives an equal value of the same type."""
+    if isinstance(value, str):
+        # A text of JSON is one of TOML, which also wants DEL escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and abs(value) >= 10_000:
+        return f"{value:_}"
     if isinstance(value, list | tuple):
-        array = tomlkit.array()
-        array.extend(map(_toml_item, value))
-        return array
+        return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, Mapping):
-        table = tomlkit.inline_table()
-        table.update({name: _toml_item(inner) for name, inner in value.items()})
-        return table
-    return tomlkit.item(value)
+        return f"{{{', '.join(_assignment(*pair) for pair in value.items())}}}"
+    return str(value)
+
+
+def _assignment(name: str, value: Any) -> str:
+    return f"{_toml_key(name)} = {toml_value(value)}"
 
 
 def _toml_key(name: str) -> str:
@@ -52,8 +48,8 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         key = f"{prefix}{name}"
         if _is_tables(value):
             value = {str(index): item for index, item in enumerate(value)}
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{key}.") or {key: {}}
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{key}.")
         else:
             flat[key] = value
     return flat
@@ -69,27 +65,26 @@ def toml_lines(
         comments: dotted key -> a comment to stand after its value.
     """
     comments = comments or {}
-
-    def body(table: Mapping[str, Any], prefix: str) -> list[str]:
-        lines = {}
-        for name, value in table.items():
-            lines[f"{prefix}{name}"] = f"{_toml_key(name)} = {toml_value(value)}"
-        commented = comments.keys() & lines.keys()
-        width = max((len(lines[key]) for key in commented), default=0)
-        for key in commented:
-            lines[key] = f"{lines[key]:<{width}}  # {comments[key]}"
-        return list(lines.values())
-
     plain = {}
     sections = []
     for name, value in values.items():
         header = _toml_key(name)
         if isinstance(value, Mapping):
-            sections += ["", f"[{header}]", *body(value, f"{name}.")]
+            sections += ["", f"[{header}]", *_body(value, f"{name}.", comments)]
         elif _is_tables(value):
             for index, item in enumerate(value):
-                sections += ["", f"[[{header}]]", *body(item, f"{name}.{index}.")]
+                sections += ["", f"[[{header}]]", *_body(item, f"{name}.{index}.", comments)]
         else:
             plain[name] = value
-    yield from body(plain, "")
+    yield from _body(plain, "", comments)
     yield from sections
+
+
+def _body(table: Mapping[str, Any], prefix: str, comments: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of a table's keys, comments below each other."""
+    lines = {f"{prefix}{name}": _assignment(name, value) for name, value in table.items()}
+    width = max((len(line) for key, line in lines.items() if key in comments), default=0)
+    for key, line in lines.items():
+        if key in comments:
+            line = f"{line:<{width}}  # {comments[key]}"
+        yield line

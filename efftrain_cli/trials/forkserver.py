@@ -39,7 +39,6 @@ MODULES = (
     "rich.progress",
     "safetensors.torch",
     "tokenizers",
-    "tomlkit",
 )
 """What training imports."""
 

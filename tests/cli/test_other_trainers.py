@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from efftrain_cli.recipe.aliases import read_aliases
+from efftrain_cli.recipe.check import read_aliases
 from efftrain_cli.recipe.recipe import load_recipe
 
 
@@ -15,16 +15,9 @@ from efftrain_cli.recipe.recipe import load_recipe
     [
         ("--lr 1e-3", "use --set optim.lr=1e-3"),
         ("--batch-size=32", "use --set train.batch_size=32"),
-        ("--lr", "use --set optim.lr=VALUE"),
         ("--lr --seed 1", "use --set optim.lr=VALUE"),
         ("--data 'my text.txt'", "use --set data.train='my text.txt'"),
-        ("--epochs 3", "use --set train.tokens=N"),
         ("--max-steps 3", "use --steps N"),
-        ("--compile", "use --set train.compile=on"),
-        ("--out-dir x", "use --name NAME"),
-        ("--gpus 2", "use --devices 2"),
-        ("--gradient-accumulation-steps 4", "lower train.micro_batch_tokens with --set"),
-        ("--optim.lr 3", "use --set optim.lr=3"),
         ("--train.batch-size=4", "use --set train.batch_size=4"),
         ("--stages.0.lr 1e-3", "use --set stages.0.lr=1e-3"),
         ("--wandb.tensorboard", "use --set wandb.tensorboard=VALUE"),

@@ -87,5 +87,5 @@ def test_what_is_no_ordinary_file_is_not_read(tmp_path, kind):
     with pytest.raises(CheckpointError, match=r"config\.json .*not an ordinary file"):
         read_hf(config.parent)
     place(tmp_path / "text.toml")
-    with pytest.raises(RecipeError, match="there is no recipe file"):
+    with pytest.raises(RecipeError, match="there is no recipe"):
         load_recipe(str(tmp_path / "text.toml"))
