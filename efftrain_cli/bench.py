@@ -26,12 +26,10 @@ from torch.profiler import profile as torch_profile
 from efftrain_cli.data.corpus import ShardWriter, TokenShards
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Progress
-from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.flops import flops_per_token, peak_flops
-from efftrain_cli.model.gpt import GPT
-from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sizes import likely_vocabulary
 from efftrain_cli.training import dist
 from efftrain_cli.training.build import build_state
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
@@ -46,6 +44,8 @@ PHASES = ("data", "forward", "backward", "optimizer", "measures")
 MARKS = ("data", "forward", "gradient", "optimizer", "measures")
 """Names of `record_function` in `train()`: a gradient's is around forward and backward."""
 PROFILED_STEPS = 3
+WARMUP = 3
+"""Steps before those that are timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +59,11 @@ class BenchResult:
     threads: int
     parameters: int
     vocab_size: int
-    tokens_per_step: int
     seq_len: int
     batch_size: int
     accumulation_steps: int
-    steps: int
-    seconds_per_step: float
-    seconds_per_step_low: float
-    """Fastest step."""
-    seconds_per_step_high: float
-    """Slowest step."""
+    step_seconds: tuple[float, ...]
+    """Seconds of each timed step; rates are those of the median."""
     tokens_per_second: float
     flops_per_token: float
     """(6 N + 12 n_layer n_embd seq_len), logits included."""
@@ -76,31 +71,16 @@ class BenchResult:
     """FLOP/s of whole steps, Muon's Newton-Schulz iterations included."""
     mfu: float | None
     """Share of the device's peak matmul rate; None if the peak is unknown."""
-    peak_memory_bytes: int
-    """Most memory allocated on the CUDA device, or the process's largest resident size on a CPU."""
+    peak_memory_bytes: tuple[int, ...]
+    """Of each device: most memory allocated in CUDA, or the process's largest resident size on a
+    CPU."""
     compile_seconds: float
     compiled_graphs: int
     phases: dict[str, float]
     """Seconds per step, which they add up to: data, forward, backward, optimizer, measures of
     stability, other (planning, records, an idle device). On several devices: work, sum (of
-    gradients), exchange (the agreement before it), wait (for the slowest); of shards, whose traffic
-    is part of the passes: work and traffic, exchange, wait."""
-    devices: int = 1
-    peak_memory_by_device: tuple[int, ...] = ()
-    """As peak_memory_bytes, of every rank."""
-    flops_per_token_recomputed: float | None = None
-    """With Ouroboros: those of running late modules forward a second time included."""
-
-    @property
-    def overhead(self) -> float:
-        """Return the share of a step that is not forward, backward or optimizer.
-
-        On several devices it is the share that is not the first of the phases.
-        """
-        if self.devices > 1:
-            return 1 - next(iter(self.phases.values())) / sum(self.phases.values())
-        work = self.phases["forward"] + self.phases["backward"] + self.phases["optimizer"]
-        return 1 - work / sum(self.phases.values())
+    gradients), wait (for the slowest); of shards, whose traffic is part of the passes: work and
+    traffic, wait."""
 
 
 def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> TrainState:
@@ -130,13 +110,9 @@ def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
 
 
 def bench(
-    recipe: Recipe,
-    device: torch.device,
-    steps: int = 10,
-    warmup: int = 3,
-    profile: Path | None = None,
+    recipe: Recipe, device: torch.device, steps: int = 10, profile: Path | None = None
 ) -> BenchResult:
-    """Time `steps` steps after `warmup` ones, at full length and full batch, then the phases of
+    """Time `steps` steps after `WARMUP` ones, at full length and full batch, then the phases of
     `PROFILED_STEPS`.
 
     Of several ranks, all call it; the times are this one's.
@@ -158,8 +134,8 @@ def bench(
             state = started_state(recipe, vocab_size, device)
         stepping = train(state, recipe, windows, windows.validation(1))
         rows = (read_records(state, recipe, [record])[0] for record in stepping)
-        timed = _time_steps(rows, device, warmup, steps)
-        step_seconds = [seconds for seconds, _ in timed]
+        timed = [_time_step(rows, device) for _ in range(WARMUP + steps)][WARMUP:]
+        step_seconds = tuple(seconds for seconds, _ in timed)
         median = statistics.median(step_seconds)
         memory = peak_resident_bytes()
         if on_cuda:
@@ -169,7 +145,6 @@ def bench(
             phases = phase_seconds(rows, device, median, profile)
         else:
             phases = _shared_phases([row for _, row in timed], median)
-    section = recipe.delayed_gradients
     plan = plan_step(recipe, state.progress, state.sharing[1])
     tokens = plan.batch_size * plan.seq_len
     model = state.model
@@ -187,25 +162,18 @@ def bench(
         threads=torch.get_num_threads(),
         parameters=model.parameter_count,
         vocab_size=vocab_size,
-        tokens_per_step=tokens,
         seq_len=plan.seq_len,
         batch_size=plan.batch_size,
         accumulation_steps=plan.accumulation_steps,
-        steps=steps,
-        seconds_per_step=median,
-        seconds_per_step_low=min(step_seconds),
-        seconds_per_step_high=max(step_seconds),
+        step_seconds=step_seconds,
         tokens_per_second=tokens / median,
         flops_per_token=per_token,
         flops_per_second=flops_per_second,
         mfu=None if peak is None else flops_per_second / (peak * dist.world_size()),
-        peak_memory_bytes=memory,
+        peak_memory_bytes=tuple(memories),
         compile_seconds=compile_seconds() - compiling,
         compiled_graphs=compiled_graphs() - graphs,
         phases=phases,
-        devices=dist.world_size(),
-        peak_memory_by_device=tuple(memories),
-        flops_per_token_recomputed=_recomputed(section, model, per_token),
     )
 
 
@@ -219,47 +187,25 @@ def _without_schedules(recipe: Recipe) -> Recipe:
     return replace(recipe, **changes, train=train, eval=replace(recipe.eval, every=10**9))
 
 
-def _time_steps(
-    rows: Iterator[dict[str, Any]], device: torch.device, warmup: int, steps: int
-) -> list[tuple[float, dict[str, Any]]]:
-    """Return (seconds, row) of each of `steps` steps after `warmup` ones."""
-    timed = []
-    for _ in range(warmup + steps):
-        wait_for(device)
-        start = time.perf_counter()
-        row = next(rows)
-        wait_for(device)
-        timed.append((time.perf_counter() - start, row))
-    return timed[warmup:]
-
-
-def _recomputed(section: Ouroboros | None, model: GPT, per_token: float) -> float | None:
-    if section is None:
-        return None
-    if dist.world_size() == 1:
-        return per_token  # a delay line of gradients runs nothing again
-    return per_token * (1 + section.recomputed_share(model.config))
+def _time_step(
+    rows: Iterator[dict[str, Any]], device: torch.device
+) -> tuple[float, dict[str, Any]]:
+    """Return the seconds and the row of the next step."""
+    wait_for(device)
+    start = time.perf_counter()
+    row = next(rows)
+    wait_for(device)
+    return time.perf_counter() - start, row
 
 
 def _shared_phases(rows: Sequence[dict[str, Any]], step_seconds: float) -> dict[str, float]:
-    """Divide a step of `step_seconds` into what the ranks do by themselves and together.
-
-    An exchange is timed right after another, when nobody waits for the slowest.
-    """
-    exchanges = []
-    for _ in range(21):
-        start = time.perf_counter()
-        dist.barrier()
-        exchanges.append(time.perf_counter() - start)
-    waiting = statistics.median(row["wait_seconds"] for row in rows)
-    exchange = min(waiting, statistics.median(exchanges))
+    """Divide a step of `step_seconds` into what the ranks do by themselves and together."""
+    wait = statistics.median(row["wait_seconds"] for row in rows)
     sums = [row["comm_seconds"] for row in rows]
     if None in sums:
-        phases = {"work and traffic": max(0.0, step_seconds - waiting)}
-    else:
-        in_sums = statistics.median(sums)
-        phases = {"work": max(0.0, step_seconds - waiting - in_sums), "sum": in_sums}
-    return {**phases, "exchange": exchange, "wait": waiting - exchange}
+        return {"work and traffic": max(0.0, step_seconds - wait), "wait": wait}
+    in_sums = statistics.median(sums)
+    return {"work": max(0.0, step_seconds - wait - in_sums), "sum": in_sums, "wait": wait}
 
 
 def phase_seconds(

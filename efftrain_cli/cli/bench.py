@@ -51,6 +51,7 @@ def bench(
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     share(device, devices)
     from dataclasses import asdict
+    from statistics import median
 
     from efftrain_cli.bench import bench as measure
     from efftrain_cli.foundation.console import (
@@ -82,7 +83,8 @@ def bench(
         result = measure(loaded, chosen, steps, profile=profile)
         if not dist.is_main():
             return
-    if result.devices == 1:  # plans are of one device, with all threads of its machine
+    devices = len(result.peak_memory_bytes)
+    if devices == 1:  # plans are of one device, with all threads of its machine
         remember_rate(
             Rate(
                 device=result.device,
@@ -95,11 +97,11 @@ def bench(
             )
         )
     if format_ == "json":
-        print_json({"recipe": recipe, **asdict(result), "overhead": result.overhead})
+        print_json({"recipe": recipe, **asdict(result)})
         return
-    total = sum(result.phases.values())
     mfu = "N/A (peak of this device is not known)" if result.mfu is None else f"{result.mfu:.1%}"
-    peaks = [human(peak, "B") for peak in result.peak_memory_by_device]
+    peaks = [human(peak, "B") for peak in result.peak_memory_bytes]
+    milliseconds = [1000 * seconds for seconds in sorted(result.step_seconds)]
     lines = [
         (
             f"recipe     {recipe}: {human(result.parameters)} parameters, vocabulary"
@@ -107,15 +109,14 @@ def bench(
             f" {result.accumulation_steps} micro-batch{'es' * (result.accumulation_steps > 1)}"
         ),
         (
-            f"device     {f'{result.devices} x ' if result.devices > 1 else ''}{result.device},"
+            f"device     {f'{devices} x ' if devices > 1 else ''}{result.device},"
             f" {result.dtype}, {'compiled' if result.compiled else 'eager'}, torch {result.torch},"
             f" {counted(result.threads, 'thread')}"
         ),
         (
             f"speed      {human(result.tokens_per_second)} tokens/s,"
-            f" {1000 * result.seconds_per_step:.1f} ms a step"
-            f" (median of {result.steps}; {1000 * result.seconds_per_step_low:.1f}"
-            f" to {1000 * result.seconds_per_step_high:.1f})"
+            f" {median(milliseconds):.1f} ms a step (median of {len(milliseconds)};"
+            f" {milliseconds[0]:.1f} to {milliseconds[-1]:.1f})"
         ),
         f"FLOPs      {human(result.flops_per_token, 'FLOP')}s per token by 6 N + 12 L d T,"
         f" logits included: {human(result.flops_per_second, 'FLOP')}/s, MFU {mfu}",
@@ -124,14 +125,7 @@ def bench(
     ]
     print_folded("\n".join(lines), indent=11)
     print()
+    total = sum(result.phases.values())
     width = max(10, *map(len, result.phases))
     for phase, seconds in result.phases.items():
         print(f"{phase:{width}s} {1000 * seconds:9.2f} ms  {seconds / total:6.1%}")
-    if result.flops_per_token_recomputed is not None:
-        again = result.flops_per_token_recomputed / result.flops_per_token - 1
-        print(f"\nOuroboros  {again:.1%} more FLOPs a token, of modules that are run forward twice")
-    rest = "forward, backward or optimizer"
-    if result.devices > 1:
-        sent = "" if "work" in result.phases else ", nor what they send each other within it"
-        rest = f"the devices' own work{sent}"
-    print(f"\n{result.overhead:.1%} of the step is not {rest}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from efftrain_cli.bench import (
     range_seconds,
 )
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.training.record import finite_or_none
 from tests.conftest import cli, python
 from tests.tiny import tiny_recipe
 
@@ -33,20 +33,17 @@ RECIPE = tiny_recipe(
 
 def test_figures_belong_together(tmp_path):
     result = bench(RECIPE, torch.device("cpu"), steps=4, profile=tmp_path / "trace.json")
-    assert (
-        result.tokens_per_step == 512
-        and result.accumulation_steps == 2
-        and result.vocab_size == 512
-    )
-    assert result.tokens_per_second == pytest.approx(512 / result.seconds_per_step)
+    assert (result.batch_size, result.seq_len, result.accumulation_steps) == (8, 64, 2)
+    assert result.vocab_size == 512
+    assert len(result.step_seconds) == 4
+    seconds = statistics.median(result.step_seconds)
+    assert result.tokens_per_second == pytest.approx(512 / seconds)
     assert result.flops_per_second == pytest.approx(
         result.flops_per_token * result.tokens_per_second
     )
-    assert result.seconds_per_step_low <= result.seconds_per_step <= result.seconds_per_step_high
     assert result.mfu is None and result.compiled_graphs == 0
     assert set(result.phases) == {*PHASES, "other"}
-    assert 0 <= result.overhead < 1
-    assert sum(result.phases.values()) == pytest.approx(result.seconds_per_step)
+    assert sum(result.phases.values()) == pytest.approx(seconds)
     assert min(result.phases.values()) > 0, "every mark is in the loop"
     # The largest phase is the backward pass, about twice the forward's work.
     assert result.phases["backward"] > result.phases["optimizer"]
@@ -114,7 +111,6 @@ def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain, tmp_path
     figures = json.loads(done.stdout)
     assert "profiler" not in done.stderr
     assert figures["tokens_per_second"] > 0 and figures["phases"]["forward"] > 0
-    assert finite_or_none(figures["overhead"]) is not None
     (remembered,) = map(json.loads, (tmp_path / "cache" / "bench.jsonl").read_text().splitlines())
     assert remembered["flops_per_second"] == figures["flops_per_second"]
     assert (remembered["n_layer"], remembered["source"]) == (1, "bench of quickstart")
@@ -132,23 +128,18 @@ def test_the_table_of_a_bench(monkeypatch, tmp_path):
         threads=2,
         parameters=122_624,
         vocab_size=512,
-        tokens_per_step=512,
         seq_len=64,
         batch_size=8,
         accumulation_steps=2,
-        steps=4,
-        seconds_per_step=0.1,
-        seconds_per_step_low=0.09,
-        seconds_per_step_high=0.12,
+        step_seconds=(0.11, 0.12, 0.09, 0.09),
         tokens_per_second=5120.0,
         flops_per_token=1e6,
         flops_per_second=5.12e9,
         mfu=None,
-        peak_memory_bytes=10**9,
+        peak_memory_bytes=(10**9,),
         compile_seconds=0.0,
         compiled_graphs=0,
         phases=phases,
-        peak_memory_by_device=(10**9,),
     )
     monkeypatch.setattr("efftrain_cli.bench.bench", lambda *words, **options: result)
     shown = cli("bench --recipe small --device cpu").stdout
@@ -167,8 +158,6 @@ def test_the_table_of_a_bench(monkeypatch, tmp_path):
         "backward       50.00 ms   50.0%",
         "optimizer      15.00 ms   15.0%",
         "other          10.00 ms   10.0%",
-        "",
-        "10.0% of the step is not forward, backward or optimizer.",
     ]
 
 

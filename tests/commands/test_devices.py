@@ -6,6 +6,7 @@ import csv
 import json
 import signal
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -26,20 +27,16 @@ def recipe(tmp_path: Path) -> str:
 def test_bench_says_what_two_devices_spend_on_each_other(efftrain, recipe):
     done = efftrain(f"bench --recipe {recipe} --devices 2 --steps 4 --format json")
     found = json.loads(done.stdout)
-    assert found["devices"] == 2 and list(found["phases"]) == ["work", "sum", "exchange", "wait"]
-    assert found["phases"]["sum"] > 0 and found["phases"]["exchange"] > 0
-    assert sum(found["phases"].values()) == pytest.approx(found["seconds_per_step"])
+    assert len(found["peak_memory_bytes"]) == 2
+    assert list(found["phases"]) == ["work", "sum", "wait"] and found["phases"]["sum"] > 0
+    assert sum(found["phases"].values()) == pytest.approx(median(found["step_seconds"]))
 
 
 def test_bench_claims_no_share_of_communication_for_shards(efftrain, recipe):
     """FSDP2's traffic is part of its passes."""
     sharded = "--set parallel.strategy=shard --devices 2 --steps 2"
     done = efftrain(f"bench --recipe {recipe} {sharded}")
-    assert (
-        "work and traffic" in done.stdout
-        and "nor what they send each other" in done.stdout
-        and "sum " not in done.stdout
-    )
+    assert "work and traffic" in done.stdout and "sum " not in done.stdout
 
 
 def test_resuming_on_two_devices_is_verified(efftrain, recipe):
