@@ -72,16 +72,11 @@ Row = tuple[str, ...]
 
 def table_lines(header: Row, rows: Sequence[Row], spare: Row = ()) -> list[str]:
     """Format a plain table: columns two spaces apart, numbers to the right. A terminal that is too
-    narrow gets it without the first of the columns `spare`, or else with folded cells."""
-    from rich.console import Console
-
+    narrow gets it without columns of `spare`, the first ones first."""
     columns = list(zip(header, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    console = Console()
     needed = sum(widths) + 2 * len(widths) - 2
-    if sys.stdout.isatty() and needed > console.width:
-        if not spare:
-            return _folded_table(console, header, rows)
+    if spare and sys.stdout.isatty() and needed > shutil.get_terminal_size().columns:
         kept = [column for column in columns if column[0] != spare[0]]
         header, *rows = zip(*kept, strict=True)
         return table_lines(header, rows, spare[1:])
@@ -90,20 +85,6 @@ def table_lines(header: Row, rows: Sequence[Row], spare: Row = ()) -> list[str]:
         is_number = all(not cell or cell[0] in "0123456789+-." for cell in column[1:])
         padded.append([f"{cell:{'>' if is_number else '<'}{width}}" for cell in column])
     return ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
-
-
-def _folded_table(console: Console, header: Row, rows: Sequence[Row]) -> list[str]:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for name in header:
-        table.add_column(Text(name), overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    with console.capture() as captured:
-        console.print(table)
-    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def print_labelled(console: Console, lines: Iterable[str], indent: int) -> None:
