@@ -19,13 +19,14 @@ from efftrain_cli.foundation.console import (
     say,
 )
 from efftrain_cli.foundation.errors import DataError, UsageError
-from efftrain_cli.plan.cost import PlanCost, likely_vocabulary, plan_cost
-from efftrain_cli.plan.describe import LABEL, model_line, named_text, steps_line, text_line
+from efftrain_cli.plan.cost import PlanCost, plan_cost
+from efftrain_cli.plan.describe import LABEL, model_line, steps_line, text_line
 from efftrain_cli.plan.devices import PlannedDevice
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.plan.preview import assumptions, csv_lines, staged_warnings
 from efftrain_cli.plan.rates import measured_rate
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sizes import likely_vocabulary
 
 if TYPE_CHECKING:
     from efftrain_cli.data.corpus import Corpus
@@ -164,7 +165,7 @@ def _text_line(recipe: Recipe, facts: TextFacts) -> str:
     if facts.corpus is not None:
         return text_line(recipe, facts.corpus.train.tokens, facts.epochs)
     size = f", {human(facts.text_bytes, 'B')}" if facts.text_bytes else ""
-    return f"text    {named_text(recipe.data)}: not prepared{size}"
+    return f"text    {recipe.data.named_text}: not prepared{size}"
 
 
 def _time(

@@ -51,7 +51,7 @@ def list_recipes(
     """List every recipe that --recipe finds by name, a line each: those in ./recipes, then those
     that ship with the program.
 
-    After the name stand parameters without embeddings, and the budget in tokens.
+    After the name stand the parameters, as `pretrain --plan` counts them, and the budget in tokens.
     """
     from efftrain_cli.recipe.draft import recipe_names
 
@@ -69,8 +69,7 @@ def list_recipes(
     for card in cards:
         numbers = f"{'':5}  {'':5}"
         if card["mistake"] is None:
-            parameters = human(card["parameters_without_embeddings"])
-            numbers = f"{parameters:>5}  {human(card['tokens']):>5}"
+            numbers = f"{human(card['parameters']):>5}  {human(card['tokens']):>5}"
         whose = "(yours) " if card["own"] else ""
         text = card["mistake"] or card["summary"]
         print(_cut(f"{card['name']:{longest}}  {numbers}  {whose}{text}"))
@@ -179,8 +178,7 @@ def _sizes(
         UsageError: the number is not one, the text is missing, or no model is so small.
     """
     from efftrain_cli.foundation.section import parse_count
-    from efftrain_cli.plan.cost import likely_vocabulary
-    from efftrain_cli.recipe.sizes import parameters_for, written_sizes
+    from efftrain_cli.recipe.sizes import likely_vocabulary, parameters_for, written_sizes
 
     vocab_size = likely_vocabulary(recipe.data.tokenizer)
     if parameters is not None:
@@ -284,10 +282,11 @@ def _value(value: Any) -> str:
 
 def summarize_recipe(name: str) -> dict[str, Any]:
     """Return the values of a recipe that `recipes list` shows, or its first mistake."""
-    from efftrain_cli.model.flops import inner_parameters
+    from efftrain_cli.model.flops import parameter_count
     from efftrain_cli.recipe.draft import find_recipe, first_comment, shipped_recipes, shown_path
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.sections import config_of
+    from efftrain_cli.recipe.sizes import likely_vocabulary
 
     path = find_recipe(name)
     card: dict[str, Any] = {
@@ -307,12 +306,12 @@ def summarize_recipe(name: str) -> dict[str, Any]:
         card["mistake"] = mistake.split("\n")[0]
         return card
     model = recipe.model
+    vocab_size = likely_vocabulary(recipe.data.tokenizer)
     return card | {
         "n_layer": model.n_layer,
         "n_embd": model.n_embd,
         "seq_len": model.seq_len,
         "batch_size": recipe.train.batch_size,
         "tokens": recipe.train.tokens,
-        # Without embeddings any vocabulary gives the same number.
-        "parameters_without_embeddings": inner_parameters(config_of(model, 1)),
+        "parameters": parameter_count(config_of(model, vocab_size)),
     }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,8 @@ from efftrain_cli.plan.devices import PlannedDevice
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sizes import likely_vocabulary
 
-GPT2_VOCABULARY = 50257
-"""Tokens of GPT-2's tokenizer."""
 PROCESS = 450 * 10**6
 """Bytes that Python and PyTorch take before there is a model; measured with PyTorch 2.13 on a
 CPU."""
@@ -44,27 +43,6 @@ class PlanCost:
     """Number type of the matrix products."""
     checkpoint_bytes: int
     """One checkpoint of [model]."""
-
-
-def vocabulary_of(tokenizer: str) -> int | None:
-    """Return the tokens of a tokenizer, if its name or file says; "bpe:N" may come out smaller on a
-    small text."""
-    if tokenizer == "gpt2":
-        return GPT2_VOCABULARY
-    if tokenizer.startswith("bpe:") and tokenizer[4:].isdigit():
-        return int(tokenizer[4:])
-    try:
-        file = json.loads(Path(tokenizer).read_text(encoding="utf-8"))
-        added = [token["content"] for token in file.get("added_tokens", [])]
-        return len({*file["model"]["vocab"], *added})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def likely_vocabulary(tokenizer: str) -> int:
-    """Return `vocabulary_of`, or GPT-2's, the largest that is usual, if only preparing the data
-    would tell."""
-    return vocabulary_of(tokenizer) or GPT2_VOCABULARY
 
 
 def plan_cost(
@@ -99,11 +77,6 @@ def in_flight_bytes(recipe: Recipe, config: GPTConfig) -> int:
     return sum(method.in_flight_bytes(config) for method in recipe.methods.values())
 
 
-def gradient_copies(recipe: Recipe) -> int:
-    """Return how many gradients of the whole model a device holds, with those of methods."""
-    return 1 + sum(method.gradients_held for method in recipe.methods.values())
-
-
 def checkpoint_bytes(recipe: Recipe, config: GPTConfig) -> int:
     """Return the bytes of a checkpoint, about: weights, the optimizer's state and delayed
     gradients, in fp32."""
@@ -113,7 +86,7 @@ def checkpoint_bytes(recipe: Recipe, config: GPTConfig) -> int:
 
 def state_bytes(recipe: Recipe, config: GPTConfig) -> int:
     """Return the bytes of weights, gradients and the optimizer's state, in fp32."""
-    copies = 1 + gradient_copies(recipe)
+    copies = 2 + sum(method.gradients_held for method in recipe.methods.values())
     return 4 * (copies * parameter_count(config) + recipe.optim.facts.state_size(config))
 
 
@@ -225,20 +198,18 @@ def free_memory() -> int | None:
     They are the machine's, or what its control group leaves, whose cache of files gives way.
     """
     limits = []
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        available = next(line for line in lines if line.startswith("MemAvailable:"))
-        limits.append(1024 * int(available.split()[1]))
-    except (OSError, StopIteration, ValueError):
-        pass
-    try:
-        limit = (CONTROL_GROUP / "memory.max").read_text(encoding="ascii").strip()
+    with suppress(OSError, KeyError, ValueError):
+        limits.append(1024 * _numbers_in(Path("/proc/meminfo"))["MemAvailable:"])
+    with suppress(OSError, KeyError, ValueError):  # a limit may be "max"
+        limit = int((CONTROL_GROUP / "memory.max").read_text(encoding="ascii"))
         used = int((CONTROL_GROUP / "memory.current").read_text(encoding="ascii"))
-        lines = (CONTROL_GROUP / "memory.stat").read_text(encoding="ascii").splitlines()
-        of_files = ("active_file ", "inactive_file ")
-        cached = [int(line.split()[1]) for line in lines if line.startswith(of_files)]
-        if limit != "max":
-            limits.append(max(0, int(limit) - used + sum(cached)))
-    except (OSError, ValueError):
-        pass
+        by_use = _numbers_in(CONTROL_GROUP / "memory.stat")
+        cached = by_use["active_file"] + by_use["inactive_file"]
+        limits.append(max(0, limit - used + cached))
     return min(limits, default=None)
+
+
+def _numbers_in(path: Path) -> dict[str, int]:
+    """Read a file of the system that has a name and a number on each line."""
+    lines = path.read_text(encoding="ascii").splitlines()
+    return {line.split()[0]: int(line.split()[1]) for line in lines}

@@ -9,7 +9,7 @@ from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.plan.plan import model_config, plan_step
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import Data, Optim
+from efftrain_cli.recipe.sections import Optim
 
 LABEL = 8
 """Columns of a line's label."""
@@ -17,18 +17,10 @@ STUCK = 0.01
 """A final loss this near to that of token frequencies alone, as a share of it, is stuck there."""
 
 
-def named_text(data: Data) -> str:
-    """Return the training text as the recipe names it."""
-    if data.sources is not None:
-        return ", ".join(source.path for source in data.sources)
-    text = data.train or "stdlib"
-    return text if isinstance(text, str) else ", ".join(text)
-
-
 def text_line(recipe: Recipe, tokens: int, epochs: float) -> str:
     """Return the training text, its tokens, and how often the run reads it."""
     size = f"{human(tokens)} tokens for training; {epochs:.2f} epochs"
-    return f"text    {named_text(recipe.data)}: {size}"
+    return f"text    {recipe.data.named_text}: {size}"
 
 
 def model_line(recipe: Recipe, vocab_size: int) -> str:

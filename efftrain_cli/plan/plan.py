@@ -8,6 +8,7 @@ without a trainer, and resumed exactly.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
@@ -275,6 +276,19 @@ def plan_run(
         yield plan, progress
 
 
+SUMS = (
+    "step",
+    "windows",
+    "sequences",
+    "tokens",
+    "tokens_discarded",
+    "flops",
+    "schedule_step",
+    "schedule_tokens",
+)
+"""Fields of `Progress` that each step adds to."""
+
+
 class EqualSteps(NamedTuple):
     """Successive steps that cost the same: they differ only in their rate, in the text they read,
     in the blocks that layer dropping expects, and in what is evaluated or measured."""
@@ -316,16 +330,15 @@ def _count_equal(
     until: int | None,
 ) -> int:
     """Return how many steps from `plan` on cost the same."""
-
     # FLOPs decide nothing but the end of a stage.
     counted_for = vocab_size if recipe.stages else None
 
-    def is_equal(steps: int) -> bool:
+    def differs(steps: int) -> bool:
+        """Return whether the last of so many steps costs something else."""
         before = _after_equal(recipe, progress, plan, steps - 1, counted_for)
         if before.tokens >= recipe.train.tokens or stage_ended(recipe, before):
-            return False
-        other = plan_step(recipe, before)
-        return _size_of(other) == _size_of(plan)
+            return True
+        return _size_of(plan_step(recipe, before)) != _size_of(plan)
 
     most = math.ceil((recipe.train.tokens - progress.tokens) / (plan.batch_size * plan.seq_len))
     if until is not None:
@@ -335,17 +348,7 @@ def _count_equal(
         most = min([most, *(end - progress.step for end in ends)])
     if progress.simigrad_window:
         most = 1  # a step may still decide on what was measured
-    steps = 1
-    while steps < most and is_equal(min(2 * steps, most)):
-        steps = min(2 * steps, most)
-    beyond = min(2 * steps, most)
-    while beyond - steps > 1:
-        middle = (steps + beyond) // 2
-        if is_equal(middle):
-            steps = middle
-        else:
-            beyond = middle
-    return steps
+    return 1 + bisect_left(range(2, most + 1), True, key=differs)
 
 
 def _size_of(plan: StepPlan) -> tuple[int, ...]:
@@ -360,8 +363,6 @@ def _after_equal(
     vocab_size: int | None,
 ) -> Progress:
     """Return the progress after so many steps that cost what `plan` does."""
-    if not steps:
-        return progress
     mean = plan
     if recipe.progressive_layer_drop is not None and vocab_size is not None:
         last = plan.step + steps - 1
@@ -369,23 +370,14 @@ def _after_equal(
         mean = plan._replace(keep=(blocks / steps,))
     result = assumed_result(recipe, mean, vocab_size, progress.stage)
     once = after_step(recipe, progress, plan, result)
-    tokens = steps * result.tokens
+    after: dict[str, Any] = {}
+    for name in SUMS:
+        before = getattr(progress, name)
+        after[name] = before + steps * (getattr(once, name) - before)
     warming = min(steps, recipe.optim.warmup_steps - progress.schedule_step)
-    lr_warmup_tokens = progress.lr_warmup_tokens
     if warming > 0:
-        lr_warmup_tokens = progress.schedule_tokens + warming * result.tokens
-    discarded = plan.windows * recipe.model.seq_len - result.tokens
-    return once._replace(
-        step=progress.step + steps,
-        windows=progress.windows + steps * plan.windows,
-        sequences=progress.sequences + steps * plan.batch_size,
-        tokens=progress.tokens + tokens,
-        tokens_discarded=progress.tokens_discarded + steps * discarded,
-        flops=progress.flops + steps * result.flops,
-        schedule_step=progress.schedule_step + steps,
-        schedule_tokens=progress.schedule_tokens + tokens,
-        lr_warmup_tokens=lr_warmup_tokens,
-    )
+        after["lr_warmup_tokens"] = progress.schedule_tokens + warming * result.tokens
+    return once._replace(**after)
 
 
 def assumed_result(

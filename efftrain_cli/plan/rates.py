@@ -14,9 +14,9 @@ from efftrain_cli.foundation.environment import cache_root, planned_device
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import Part, digest_of, utc_now
 from efftrain_cli.model.flops import flops_per_token
-from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import Recipe, recipe_values
+from efftrain_cli.recipe.sizes import likely_vocabulary
 
 FEWEST_STEPS = 10
 """Shorter runs say little: the first steps are the slowest."""

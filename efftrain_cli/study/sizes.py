@@ -19,12 +19,11 @@ from efftrain_cli.compare.ladder import FEWEST_SIZES, LEVEL
 from efftrain_cli.foundation.console import human
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.section import SECTION, Count, Text, parse_count
-from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.schedules import SCHEDULES
-from efftrain_cli.recipe.sizes import scored_parameters, written_sizes
+from efftrain_cli.recipe.sizes import likely_vocabulary, scored_parameters, written_sizes
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.trials.trial import Trial, recipe_of
 

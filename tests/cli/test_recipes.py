@@ -33,11 +33,13 @@ def mine(tmp_path: Path) -> Path:
 
 
 def test_list_is_one_line_each_ones_own_first(efftrain, mine):
-    """small has 4 x (12 x 128^2 + 13 x 128) + 2 x 128 = 793,344 parameters without embeddings."""
+    """small has 4 x (12 x 128^2 + 13 x 128) + 2 x 128 = 793,344 parameters and (1,024 + 256) x 128
+    of tables: `pretrain --plan` counts them too."""
     lines = efftrain("recipes list").stdout.splitlines()
     names = [line.split()[0] for line in lines]
     assert names[1:] == sorted(names[1:]) and {"quickstart", "gpt2-117m"} <= set(names)
-    assert lines[0].split(maxsplit=3) == ["mine", "793K", "3M", "(yours) My own recipe."]
+    assert lines[0].split(maxsplit=3) == ["mine", "957K", "3M", "(yours) My own recipe."]
+    assert ": 957K parameters" in efftrain("pretrain mine --plan").stdout
 
 
 def test_list_shows_those_with_a_word_in_name_or_summary(efftrain, mine):
