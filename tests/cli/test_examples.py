@@ -10,18 +10,13 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from tests.cli.test_help import commands, help_of, known_options
+from tests.cli.test_help import commands, examples_of, help_of, known_options
 from tests.conftest import REPOSITORY, cli
 from tests.launch import Zygote, made_text
 from tests.tiny import changed
 from tests.toy import toy_recipe
 
-EXAMPLES = [
-    line.strip()
-    for path in commands()
-    for line in help_of(*path).split("Examples:")[1].splitlines()
-    if line.strip()
-]
+EXAMPLES = [example for path in commands() for example in examples_of(help_of(*path))]
 RECIPES = ("small", "small-slw", "unstable", "unstable-slw", "gpt2-117m-slw")
 NEEDS_THE_HUB = (
     "efftrain import openai-community/gpt2",

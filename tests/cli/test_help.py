@@ -51,6 +51,11 @@ def help_of(*path: str, columns: int = 80) -> str:
     return done.output
 
 
+def examples_of(shown: str) -> list[str]:
+    """The command lines at the end of a help."""
+    return [line.strip() for line in shown.split("Examples:")[1].splitlines() if line.strip()]
+
+
 def choices_of(hint: Any) -> list[str]:
     """Return the words of a Literal, or of one within an Optional."""
     words: list[str] = []
@@ -61,8 +66,9 @@ def choices_of(hint: Any) -> list[str]:
 
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("path", list(commands()), ids=" ".join)
-def test_help_names_every_option_and_choice_whole(path, columns):
+def test_help_names_options_and_choices_and_ends_with_examples(path, columns):
     shown = help_of(*path, columns=columns)
+    assert not re.search(r"\u2026|bool>|\.\.\.}\.\.\.", shown)
     command, _ = command_of(list(path))
     for parameter in command.params:
         for name in parameter.opts if parameter.param_type_name == "option" else ():
@@ -70,14 +76,14 @@ def test_help_names_every_option_and_choice_whole(path, columns):
     for hint in get_type_hints(command.callback).values():
         for choice in choices_of(hint):
             assert re.search(rf"\b{choice}\b", shown), choice
-    assert "\u2026" not in shown
-
-
-@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
-def test_help_breaks_no_choice_and_doubles_no_sign(path):
-    shown = help_of(*path)
-    assert not re.search(r"<\w+\|[\w|-]*\s", shown)
-    assert "...}..." not in shown
+    examples = examples_of(shown)
+    assert examples, "give @app.command(..., examples=(...))"
+    for example in examples:
+        assert example.startswith("efftrain "), f"broken over lines: {example!r}"
+        words = shlex.split(example)[1:]
+        assert tuple(words[: len(path)]) == path
+        options = {word for word in words if word.startswith("-")}
+        assert options <= known_options(words), example
 
 
 def test_help_fits_a_narrow_terminal(tmp_path):
@@ -85,26 +91,6 @@ def test_help_fits_a_narrow_terminal(tmp_path):
     assert "--override-resume  " in shown
     before_examples = shown.split("Examples:")[0].splitlines()
     assert [line for line in before_examples if len(line) > 60] == []
-
-
-def test_help_folds_paragraphs_at_the_width_of_the_terminal():
-    assert "where it was meant to, and the rate stays" in help_of("pretrain", columns=140)
-
-
-@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
-@pytest.mark.parametrize("columns", [60, 80])
-def test_help_ends_with_examples_that_exist(path, columns):
-    shown = help_of(*path, columns=columns)
-    assert "bool>" not in shown
-    assert "Examples:" in shown, "give @app.command(..., examples=(...))"
-    examples = [line.strip() for line in shown.split("Examples:")[1].splitlines() if line.strip()]
-    assert examples
-    for example in examples:
-        assert example.startswith("efftrain "), f"broken over lines: {example!r}"
-        words = shlex.split(example)[1:]
-        assert tuple(words[: len(path)]) == path
-        options = {word for word in words if word.startswith("-")}
-        assert options <= known_options(words), example
 
 
 def test_help_names_the_exit_codes_of_all_errors():

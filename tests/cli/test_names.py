@@ -188,10 +188,6 @@ def test_numbers_that_mean_nothing_are_refused(root, value):
     "line",
     [
         "pretrain --recipe small --name=",
-        "sweep small --name ''",
-        "grow r --name=",
-        "import folder --name=",
-        "tune-warmup --recipe unstable-slw --name=",
         "compare a b --baseline=",
         "pretrain ''",
     ],
