@@ -91,9 +91,10 @@ def validated(draft: Draft, cls: type[T], kind: str = "recipe") -> T:
         RecipeError: the draft breaks rules. The message lists each wrong key, or if all keys are
             right, each breach of the rules between them.
     """
+    known = known_keys(cls)  # type: ignore[arg-type]
     values = deepcopy(draft.values)
     for key, value in flatten(values).items():
-        about = known_keys(cls).get(unnumbered(key))
+        about = known.get(unnumbered(key))
         if value is False and about is not None and about.is_optional:
             table, name = table_of(values, key)
             table.pop(name, None)

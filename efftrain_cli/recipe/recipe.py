@@ -171,7 +171,7 @@ def recipe_values(section: Any) -> dict[str, Any]:
     values = TypeAdapter(type(section)).dump_python(section, mode="json", exclude_none=True)
     if not values.get("stages", True):
         del values["stages"]  # `stages = []` would only puzzle the readers of every other recipe
-    return values  # type: ignore[no-any-return]
+    return values
 
 
 def flat_values(recipe: Recipe) -> dict[str, Any]:
