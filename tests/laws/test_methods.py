@@ -59,6 +59,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("base, method", PAIRS)
 def test_each_method_trains_and_resumes(base, method):
+    """F3."""
     recipe = tiny_recipe(*BASES[base], *METHODS[method])
     rows = assert_resumes_exactly_at_every_step(recipe)
     losses = [row["loss"] for row in rows[1:]]

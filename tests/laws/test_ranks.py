@@ -45,6 +45,7 @@ def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients_are_those_of_one_process(found, case):
+    """F9."""
     for world_size in WORLDS[1:]:
         have, want = found[world_size][case]["rows"], found[1][case]["rows"]
         assert column(have, "step") == list(range(1, 9))
@@ -69,6 +70,7 @@ def test_the_first_evaluation_has_the_bits_of_one_process(found):
 @pytest.mark.parametrize("case", [*CASES, *(f"{case}, shard" for case in SHARDED)])
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_stopping_and_continuing_moves_no_bit(found, case, world_size):
+    """F81."""
     whole = found[world_size][case]
     resumed = found[world_size][f"{case}, resumed"]
     assert resumed["rows"] == whole["rows"] and len(whole["rows"]) == 8

@@ -61,6 +61,7 @@ def grown_by(model: GPT, operators: list[str], section: StagedGrowth) -> GPT:
 
 @by_shape_and(*OPERATORS)
 def test_growth_keeps_the_logits(config: GPTConfig, operator):
+    """F47."""
     model = small_model(config=config)
     grown = grown_by(model, [operator], StagedGrowth())
     assert grown.parameter_count > model.parameter_count

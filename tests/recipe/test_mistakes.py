@@ -56,7 +56,7 @@ def test_wrong_values_are_refused_with_the_rule(folder, override, rule):
 
 def test_every_mistake_is_reported_at_once_with_its_place(folder):
     """Bad keys and values of a file, of its base and of --set, each where it is written; what they
-    break together is told once they are right."""
+    break together is told once they are right: F41."""
     write(folder, "parent", TINY.replace("seq_len = 64", 'seq_len = "64"'))
     write(
         folder,

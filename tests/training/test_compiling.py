@@ -152,6 +152,7 @@ def test_deterministic_recipes_have_the_compiler_time_no_kernels(compiles_by):
 
 @pytest.mark.slow
 def test_warmup_over_128_lengths_needs_two_graphs_at_most(compiles_by):
+    """F27."""
     recipe = changed(RECIPE, "seq_len_warmup={start = 8, steps = 130}")
     shapes = [(plan.batch_size, plan.seq_len) for plan, _ in plan_run(recipe)][:140]
     assert len({length for _, length in shapes}) == 128
