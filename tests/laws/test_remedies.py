@@ -113,6 +113,7 @@ def trained(patch: pytest.MonkeyPatch) -> None:
     cli(f"{TRAIN} --name r")
 
 
+BRANCH = "pretrain --no-probe --name b --from"
 H100 = '--assume "H100 x {} at 40%"'
 ROWS = [
     Row("compare needs runs or recipes", "compare", "efftrain runs list", "runs list"),
@@ -427,30 +428,71 @@ ROWS = [
         "eval-zeroshot r --data-dir sets",
         both(trained, file("sets/lambada_openai.jsonl", '{"text": "Anna was cold"}\n')),
     ),
+    Row(
+        "ends there or before",
+        f"{BRANCH} r@8",
+        "raise train.tokens",
+        f"{BRANCH} r@8 --set train.tokens=3000",
+        trained,
+    ),
+    Row(
+        "has no checkpoint of step",
+        f"{BRANCH} r@7 --set train.tokens=3000",
+        "name one of these",
+        f"{BRANCH} r@8 --set train.tokens=3000",
+        trained,
+    ),
+    Row(
+        "a branch of {} cannot have another tokenizer",
+        f"{BRANCH} r@8 --set train.tokens=3000 --set data.tokenizer=bpe:310",
+        "--set data.tokenizer=",
+        f"{BRANCH} r@8 --set train.tokens=3000 --set data.tokenizer=runs/r/tokenizer.json",
+        trained,
+    ),
+    Row(
+        "leave --from out",
+        "pretrain --plan --from r@8",
+        "leave --from out",
+        "pretrain small --plan",
+        trained,
+    ),
+    Row(
+        "without text to train on",
+        "pretrain --resume hf --steps 1 --no-probe",
+        "--set data.train=my.txt --set data.repeat=true",
+        "pretrain --resume hf --steps 1 --no-probe --set data.train=my.txt --set data.repeat=true",
+        both(trained, lambda patch: [cli("export r --out hf"), cli("import hf")]),
+    ),
+    Row(
+        "no text is left for",
+        f"{PREPARE}one.jsonl",
+        "name validation text in data.valid",
+        f"{PREPARE}one.jsonl --set data.valid=my.txt",
+        texts("one.jsonl", 0, 1),
+    ),
+    Row(
+        "names one device",
+        f"{TRAIN} --device cuda:0,cuda:1",
+        "use --devices N",
+        f"{TRAIN} --devices 1",
+    ),
 ]
 
 
 ELSEWHERE = {
     "no terminal to ask on": "study/test_race.py",
-    "no text is left for": "data/test_prepare.py",
     "no source of its standard library": "data/test_sources.py",
     "has no fp8 matrix units": "methods/test_chunked_accumulation.py",
     "install a C compiler": "training/test_compiling.py",
     "raise the limit that `ulimit -n` shows": "laws/test_remedies.py",
     "lines are not rows": "run/test_rows.py",
-    "names one device": "commands/test_devices.py",
+    "and was started as one of several": "training/test_dist.py",
     "takes its own device": "training/test_dist.py",
-    "and was started as one of several": "faults/test_ranks.py",
     "cannot be shared by {} devices": "faults/test_ranks.py",
-    "without text to train on": "commands/test_convert.py",
     "printed nothing that matches": "trials/test_command.py",
     "the text has changed since run": "faults/test_checkpoints.py",
     "is another recipe": "tune_warmup/test_tune_warmup.py",
     "holds no search": "tune_warmup/test_tune_warmup.py",
-    "ends there or before": "training/test_branch.py",
-    "a branch of {} cannot have another tokenizer": "training/test_branch.py",
-    "leave --from out": "training/test_branch.py",
-    "has no checkpoint of step": "training/test_branch.py",
     "budgets branch off one run": "study/test_sizes.py",
 }
 """Refusals that need processes, another Python or another device, and the tests that meet them."""
