@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
+
+from tests.conftest import sets
 
 # What makes step 8 go wrong, every time that step is computed.
 NAN_IN_LOSS = """
@@ -46,12 +47,11 @@ Windows.batch, build.build_compute = noting, making
 
 
 @pytest.mark.parametrize("inject", [NAN_IN_LOSS, NAN_IN_ONE_GRADIENT], ids=["loss", "gradient"])
-@pytest.mark.parametrize("value", ["nan", pytest.param("inf", marks=pytest.mark.slow)])
-def test_a_step_that_is_not_finite(lab, inject, value):
+def test_a_step_that_is_not_finite(lab, inject):
     """F22, F23: the update is not applied; exit code 4; the step is described, the state before it
     saved."""
     recipe = lab.recipe()
-    inject = inject.replace("VALUE", f'float("{value}")')
+    inject = inject.replace("VALUE", 'float("inf")')
     errors = lab.train(recipe=recipe, inject=inject, code=4).errors
     assert "step 8" in errors
     (event,) = lab.events("r", "diverged")
@@ -68,14 +68,10 @@ def test_a_step_that_is_not_finite(lab, inject, value):
     assert lab.rows("r")[-1]["nonfinite"] is True
 
     assert lab.checkpoints("r")[-1] == "step-00000007"
-    lab.train("cut", "--steps", "7", recipe=recipe)
-    have, want = lab.tensors("r", 7), lab.tensors("cut", 7)
-    assert all(torch.equal(have[name], want[name]) for name in want)
-
-    if value == "nan":  # without the fault the run goes on as if nothing had been
-        lab.resume()
-        lab.train("whole", recipe=recipe)
-        lab.assert_equal_runs("r", "whole", 20)
+    # Without the fault the run goes on as if nothing had been.
+    lab.resume()
+    lab.train("whole", recipe=recipe)
+    lab.assert_equal_runs("r", "whole", 20)
 
 
 def test_a_state_that_could_not_be_saved_is_not_called_saved(lab):
@@ -130,19 +126,8 @@ def test_too_little_memory_is_found_before_the_first_step(lab):
 def test_a_model_that_no_memory_holds(lab):
     """F26: refused before it is built, with its size, the machine's, and what to lower; no run is
     left."""
-    process = lab.call(
-        "pretrain",
-        "--recipe",
-        lab.recipe(),
-        "--name",
-        "r",
-        "--set",
-        "model.n_embd=131072",
-        "--set",
-        "model.n_layer=200",
-        code=5,
-    )
-    errors = process.errors
+    large = sets("model.n_embd=131072", "model.n_layer=200")
+    errors = lab.train("r", *large, code=5).errors
     assert (
         "a model of 41.2T parameters needs 660 TB for weights, gradients and moments, and this"
         " machine has" in errors
@@ -153,10 +138,8 @@ def test_a_model_that_no_memory_holds(lab):
 
 def test_memory_that_runs_out_while_the_model_is_built(lab):
     """F26: the machine has it, but others hold it, or a limit is set."""
-    process = lab.train(
-        "r", "--set", "model.n_embd=1024", "--set", "model.n_layer=48", inject=LITTLE_MEMORY, code=5
-    )
-    errors = process.errors
+    large = sets("model.n_embd=1024", "model.n_layer=48")
+    errors = lab.train("r", *large, inject=LITTLE_MEMORY, code=5).errors
     assert "more than cpu has free. Lower model.n_layer (now 48)" in errors
     assert not lab.run("r").exists()
 

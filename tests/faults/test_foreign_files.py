@@ -4,7 +4,6 @@ way out, and no traceback."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import zlib
 from pathlib import Path
@@ -37,94 +36,59 @@ def newer(path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 2}))
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: "-".join(verb[:2]))
-def test_a_run_of_a_newer_format_is_refused_by_every_verb(random_run, verb):
-    """F52, F56: both versions are named, and nothing is written."""
-    newer(random_run / "origin.json")
+def cut(path: Path) -> None:
+    path.write_text('{"schema_version": 1, "recipe": "sm')
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (newer, "origin.json has format 2, this efftrain reads formats up to 1"),
+        (cut, "Restore it"),
+        (Path.unlink, "Restore it"),
+    ],
+)
+def test_an_origin_that_is_newer_or_damaged_is_refused_by_every_verb(random_run, damage, message):
+    """F52, F56, F61: with both versions, or the way out; nothing is written."""
+    damage(random_run / "origin.json")
     before = contents(random_run.parent)
-    code, message = call(*verb)
-    assert code == 3, message
-    assert "origin.json has format 2, this efftrain reads formats up to 1" in message
-    assert contents(random_run.parent) == before
-
-
-@pytest.mark.parametrize("file", ["progress.json", "manifest.json"])
-@pytest.mark.parametrize("verb", VERBS[:4], ids=lambda verb: verb[0])
-def test_a_checkpoint_of_a_newer_format_is_refused_and_not_taken_for_damaged(
-    random_run, verb, file
-):
-    """F56: older checkpoints beside it are not fallen back to, and it is neither moved nor
-    purged."""
-    checkpoint = random_run / "checkpoints" / "step-00000010"
-    shutil.copytree(checkpoint, random_run / "checkpoints" / "step-00000005")
-    newer(checkpoint / file)
-    if file == "progress.json":
-        seal(checkpoint)
-    before = {
-        path: content
-        for path, content in contents(random_run.parent).items()
-        if path.name != "events.jsonl"
-    }
-    code, message = call(*verb)
-    assert code == 3, message
-    assert f"{file} has format 2, this efftrain reads formats up to 1" in message
-    after = {
-        path: content
-        for path, content in contents(random_run.parent).items()
-        if path.name != "events.jsonl"
-    }
-    assert after == before
-
-
-# --- origin.json ----------------------------------------------------------------------------------
-
-ORIGINS = {
-    "cut": b'{"schema_version": 1, "recipe": "sm',
-    "empty": b"",
-    "a list": b"[1, 2]",
-    "not UTF-8": b'{"schema_version": 1, "recipe": "\xff\xfe"}',
-    "deep": b"[" * 100_000,
-    "no version": b"{}",
-    "missing": None,
-}
-
-
-def break_origin(random_run: Path, kind: str) -> None:
-    content = ORIGINS[kind]
-    if content is None:
-        (random_run / "origin.json").unlink()
-    else:
-        (random_run / "origin.json").write_bytes(content)
-
-
-@pytest.mark.parametrize("kind", ORIGINS)
-def test_a_damaged_origin_is_named_with_the_way_out(random_run, kind):
-    """F61: in every verb, and nothing is written."""
-    break_origin(random_run, kind)
-    before = contents(random_run.parent)
-    for verb in VERBS if kind == "cut" else VERBS[:1]:
-        code, message = call(*verb)
-        assert code == 3, (verb, message)
-        assert "origin.json" in message
-        assert "Restore it" in message, message
+    for verb in VERBS:
+        code, said = call(*verb)
+        assert code == 3, (verb, said)
+        assert "origin.json" in said and message in said
     assert contents(random_run.parent) == before
     assert call("runs", "rm", "r", "--yes")[0] == 0
 
 
-@pytest.mark.parametrize("data", ["absent", "a list", "without hashes"])
-def test_an_origin_that_says_nothing_of_the_data(random_run, data):
+@pytest.mark.parametrize("file", ["progress.json", "manifest.json"])
+def test_a_checkpoint_of_a_newer_format_is_refused_and_not_taken_for_damaged(random_run, file):
+    """F56: older checkpoints beside it are not fallen back to, and it is neither moved nor
+    purged."""
+    folder = random_run / "checkpoints"
+    checkpoint = folder / "step-00000010"
+    shutil.copytree(checkpoint, folder / "step-00000005")
+    newer(checkpoint / file)
+    if file == "progress.json":
+        seal(checkpoint)
+    before = contents(folder)
+    for verb in VERBS[:4]:
+        code, message = call(*verb)
+        assert code == 3, (verb, message)
+        assert f"{file} has format 2, this efftrain reads formats up to 1" in message
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    "data, wrong",
+    [([], "data: Input should"), ({}, "its `data` does not say tokenizer_hash")],
+)
+def test_an_origin_that_says_nothing_of_the_data(random_run, data, wrong):
     """F61: what a resume and a growth compare their text with."""
     origin = json.loads((random_run / "origin.json").read_text())
-    del origin["data"]
-    if data != "absent":
-        origin["data"] = [] if data == "a list" else {}
-    (random_run / "origin.json").write_text(json.dumps(origin))
+    (random_run / "origin.json").write_text(json.dumps({**origin, "data": data}))
     for verb in (VERBS[0], VERBS[3]):
         code, message = call(*verb)
         assert code == 3, message
-        wrong = (
-            "data: Input should" if data == "a list" else "its `data` does not say tokenizer_hash"
-        )
         assert f"origin.json is damaged: {wrong}" in message
 
 
@@ -136,19 +100,17 @@ def test_one_bad_run_hides_no_other(tmp_path, monkeypatch):
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     for seed in range(2):
         write_run(tmp_path, "small", seed)
-    for kind in ORIGINS:
-        break_origin(write_run(tmp_path, "bad", 0, name=f"origin-{kind.replace(' ', '-')}"), kind)
-    (write_run(tmp_path, "bad", 1) / "recipe.toml").write_bytes(b"\xff")
-    (write_run(tmp_path, "bad", 2) / "recipe.toml").write_text("train = 3\n")
-    (write_run(tmp_path, "bad", 3) / "recipe.toml").write_text("a = " + "[" * 5000)
-    shutil.rmtree(write_run(tmp_path, "bad", 4) / "nothing", ignore_errors=True)
-    (tmp_path / "bad-seed4" / "metrics.jsonl").write_text("no rows at all\n" * 5)
-    os.remove(tmp_path / "bad-seed4" / "events.jsonl")
-    (tmp_path / "bad-seed4" / "events.jsonl").mkdir()
-    (write_run(tmp_path, "bad", 5) / "metrics.jsonl").unlink()
-    (tmp_path / "bad-seed5" / "metrics.jsonl").mkdir()
+    for name, content in (("cut", b'{"schema_version": 1, '), ("deep", b"[" * 100_000)):
+        (write_run(tmp_path, "bad", 0, name=name) / "origin.json").write_bytes(content)
+    recipes = (b"\xff", b"train = 3\n", b"a = " + b"[" * 5000)
+    for seed, content in enumerate(recipes, 1):
+        (write_run(tmp_path, "bad", seed) / "recipe.toml").write_bytes(content)
+    for seed, file in ((4, "events.jsonl"), (5, "metrics.jsonl")):
+        path = write_run(tmp_path, "bad", seed) / file
+        path.unlink()
+        path.mkdir()
     found = {entry.name: entry for entry in read_runs().itertuples()}
-    assert len(found) == len(ORIGINS) + 7
+    assert len(found) == 9
     for name, entry in found.items():
         if name.startswith("small"):
             assert entry.status == "finished"
@@ -168,15 +130,13 @@ def test_compare_goes_on_with_the_runs_that_can_be_read(tmp_path, monkeypatch):
     for seed in range(3):
         write_run(tmp_path, "small", seed)
         write_run(tmp_path, "other", seed, speed=1.3)
-    break_origin(tmp_path / "small-seed1", "cut")
+    cut(tmp_path / "small-seed1" / "origin.json")
     for form in ("table", "json"):
         code, output = call("compare", "small-*", "other-*", "--format", form)
         assert code == 0
         assert "left out" in output and "origin.json" in output and "is damaged" in output
-    for seed in (0, 2):
-        break_origin(tmp_path / f"small-seed{seed}", "cut")
-        break_origin(tmp_path / f"other-seed{seed}", "cut")
-    break_origin(tmp_path / "other-seed1", "cut")
+    for path in tmp_path.glob("*/origin.json"):
+        cut(path)
     assert call("compare", "small-*", "other-*")[0] == 3
 
 

@@ -20,7 +20,7 @@ from efftrain_cli.grow.grow import grow_run
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run_list import read_runs
-from tests.faults.conftest import DIED, call, deaths, die_at, save_step
+from tests.faults.conftest import call, contents, deaths, die_at, save_step
 from tests.trained_run import make_run
 
 
@@ -58,12 +58,14 @@ def temporaries(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_killed_import_leaves_no_run_without_its_checkpoint(home):
-    """F86: before every operation on the disk."""
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_killed_import_or_growth_leaves_no_run_without_its_checkpoint(home, kind):
+    """F86: before every operation on the disk; the source is untouched."""
+    source = contents(home / "runs" / "base")
 
     def work(number: int) -> None:
         die_at(number)
-        make_import(home)
+        MAKERS[kind](home)
 
     appeared = 0
     for _ in deaths(work):
@@ -75,28 +77,7 @@ def test_a_killed_import_leaves_no_run_without_its_checkpoint(home):
                 pass
             shutil.rmtree(made)
     assert appeared > 1
-
-
-@pytest.mark.slow
-def test_a_killed_growth_leaves_no_run_without_its_checkpoint(lab):
-    """F86: before every third operation on the disk, import's test having all; the source is
-    untouched."""
-    lab.train("r", "--steps", "2")
-    source = lab.checkpoints("r")
-    number = 1
-    code = DIED
-    while code == DIED:
-        inject = f"from tests.faults.conftest import die_at; die_at({number})"
-        words = ("r", "--operator", "depth", "--name", "made", "--device", "cpu")
-        process = lab.call("grow", *words, inject=inject, code=None)
-        code = process.code
-        assert code in (0, DIED), process.errors
-        if lab.run("made").exists():
-            verify_checkpoint(checkpoints_of(lab.run("made"))[-1])
-            shutil.rmtree(lab.run("made"))
-        assert lab.checkpoints("r") == source
-        number += 3
-    assert number > 10
+    assert contents(home / "runs" / "base") == source
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -134,8 +115,10 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("kind", PLACES)
-@pytest.mark.parametrize("operation", ["fsync", "rename"])
+@pytest.mark.parametrize(
+    "kind, operation",
+    [("import", "rename"), ("grow", "fsync"), ("export", "fsync"), ("save", "rename")],
+)
 def test_a_failed_flush_or_rename_leaves_nothing_half_made(home, monkeypatch, kind, operation):
     """F104: each one in turn, once; the message names the file, exit code 6."""
     make, place = PLACES[kind]

@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import DiskError
-from efftrain_cli.foundation.files import disk_error
-from efftrain_cli.run.directory import Run, new_run
 from efftrain_cli.run.lines import JsonLines, read_lines
 from efftrain_cli.run.metrics import latest_rows
-from tests.launch import Laboratory, Process
 
 REFUSE_SAVES = """
 import errno, os
@@ -33,16 +30,11 @@ checkpoint.write_tensors = refusing
 """
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["EIO", *(pytest.param(k, marks=pytest.mark.slow) for k in ("ESTALE", "EROFS", "EFBIG"))],
-)
-def test_a_save_that_is_refused_once(lab, kind):
+def test_a_save_that_is_refused_once(lab):
     """F64: a warning that names the fault; training goes on and saves later."""
-    inject = REFUSE_SAVES.replace("KIND", kind).replace("TIMES", "1")
+    inject = REFUSE_SAVES.replace("KIND", "EIO").replace("TIMES", "1")
     errors = lab.train(inject=inject).errors
-    assert "not saved, training goes on." in errors
-    assert os.strerror(getattr(errno, kind)) in errors
+    assert "not saved, training goes on." in errors and "Input/output error" in errors
     assert [event["step"] for event in lab.events("r", "save_failed")] == [10]
     assert lab.checkpoints("r") == ["step-00000015", "step-00000020"]
 
@@ -55,11 +47,6 @@ def test_a_last_save_that_is_refused(lab):
     assert lab.checkpoints("r") == ["step-00000005"]
     assert lab.events("r", "end")[-1]["status"] == "disk"
     lab.resume()
-
-
-def started(lab: Laboratory, out: str, err: str, inject: str = "") -> Process:
-    args = ("pretrain", "--recipe", lab.recipe(), "--name", "r")
-    return lab.zygote.start(*args, cwd=lab.folder, out=Path(out), err=Path(err), inject=inject)
 
 
 @pytest.mark.parametrize("command", ["pretrain", "sweep"])
@@ -95,9 +82,7 @@ def breaking(self, plan, *rest):
 
 Windows.batch = breaking
 """
-    process = started(lab, str(lab.folder / "out"), str(lab.folder / "err"), inject)
-    assert process.wait(60) == 0, (lab.folder / "err").read_text()
-    assert "step 3/20" in (lab.folder / "out").read_text()
+    assert "step 3/20" in lab.train(inject=inject).output
     assert lab.events("r", "end")[-1]["status"] == "finished"
 
 
@@ -184,87 +169,31 @@ def test_a_disk_that_comes_back_gets_all_rows(rows, monkeypatch):
     assert read_lines(rows) == [row(step) for step in range(30)]
 
 
-def test_a_run_whose_rows_are_refused_until_the_end(lab):
-    """F67: training ends, exit 6 says how many rows are where; the resume puts them back and goes
-    on."""
-    inject = """
-import errno, os
-import efftrain_cli.run.lines as lines
-
-class Broken:
-    def __getattr__(self, name):
-        return getattr(os, name)
-    def write(self, descriptor, data):
-        if b'"tokens_per_second"' in data and b'"step": 1' in data:
-            raise OSError(errno.EIO, "Input/output error")
-        return os.write(descriptor, data)
-
-lines.os = Broken()
-"""
-    errors = lab.train("r", "--steps", "10", inject=inject, code=6).errors
-    assert "the last 10 lines could not be written; they are in metrics.jsonl.unwritten" in errors
-    assert lab.last_step("r") == 0
-    lab.resume()
-    lab.train("whole")
-    lab.assert_equal_runs("r", "whole", 20)
-
-
-# --- places that cannot be written ----------------------------------------------------------------
-
-
-def test_a_run_that_cannot_be_written_to(tmp_path, monkeypatch):
-    """F64: a read-only mount."""
-    with new_run("r", "", {}):
-        pass
-
-    def refuse(path: Path) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    monkeypatch.setattr("efftrain_cli.run.directory.JsonLines", refuse)
-    with pytest.raises(OSError) as raised:
-        Run.open("r")
-    assert str(disk_error(raised.value)) == (
-        f"{tmp_path}/runs/r/metrics.jsonl: Read-only file system\n"
-        "  make room, or make it readable and writable; then give the command again"
-    )
-
-
 # --- a run directory that goes away ---------------------------------------------------------------
 
 GO_AWAY = """
-import os, shutil
+import os
 from efftrain_cli.data.windows import Windows
 batch = Windows.batch
 
 def moving(self, plan, *rest):
     if plan.step == 8:
-        WHAT
+        os.rename("runs/r", "runs/other")
     return batch(self, plan, *rest)
 
 Windows.batch = moving
 """
 
 
-@pytest.mark.parametrize(
-    "what, now",
-    [
-        ('os.rename("runs/r", "runs/other")', "/runs/other"),
-        ('shutil.rmtree("runs/r")', " (deleted)"),
-    ],
-)
-def test_a_run_directory_that_goes_away_while_it_trains(lab, what, now):
+def test_a_run_directory_that_goes_away_while_it_trains(lab):
     """F73: exit 6 at the next save, after step 10, and nothing is made anew; what was saved is
     sound."""
-    inject = GO_AWAY.replace("WHAT", what)
-    errors = lab.train(inject=inject, code=6).errors
-    assert re.search(
-        rf"runs/r was renamed or deleted while .*; it is now .*{re.escape(now)}\n", errors
-    )
+    errors = lab.train(inject=GO_AWAY, code=6).errors
+    assert re.search(r"runs/r was renamed or deleted while .*; it is now .*/runs/other\n", errors)
     assert not lab.run("r").exists()
-    if "rename" in what:
-        assert lab.checkpoints("other")[-1] == "step-00000005"
-        lab.resume("other")
-        assert len(latest_rows(lab.run("other"))) == 21
+    assert lab.checkpoints("other")[-1] == "step-00000005"
+    lab.resume("other")
+    assert len(latest_rows(lab.run("other"))) == 21
 
 
 def test_a_number_that_is_not_finite_is_null_in_a_line(rows):

@@ -135,27 +135,20 @@ def test_a_save_survives_a_power_failure_at_any_moment(run, monkeypatch):
     """Every byte of a checkpoint is flushed before it gets its name, and its name before an older
     one is removed; an older one loses its name before its files."""
     disk = FakeDisk(monkeypatch)
+    run.log([{"step": 15, "segment": 0}])
     save_step(run, 15)
     folder = run.path / "checkpoints"
     new = folder / "step-00000015"
     before_rename = disk.when("rename", temporary_beside(new).name)
     temporary = str(temporary_beside(new))
     assert {f"{temporary}/{path.name}" for path in new.iterdir()} | {temporary} <= before_rename
+    assert str(run.path / "metrics.jsonl") in before_rename, "its rows are there too"
     # What is removed was renamed before, and the new checkpoint's name was on the disk by then.
     assert str(folder) in disk.when("rename", "step-00000005")
     assert [path for kind, path, _ in disk.log if kind == "remove"] == [
         str(temporary_beside(folder / "step-00000005"))
     ]
     assert [step_of(path) for path in checkpoints_of(run.path)] == [10, 15]
-
-
-def test_rows_are_on_the_disk_before_the_checkpoint_that_follows_them(run, monkeypatch):
-    disk = FakeDisk(monkeypatch)
-    run.log([{"step": 15, "segment": 0}])
-    save_step(run, 15)
-    assert str(run.path / "metrics.jsonl") in disk.when(
-        "rename", temporary_beside(run.path / "checkpoints" / "step-00000015").name
-    )
 
 
 def test_a_damaged_step_is_moved_aside_when_it_is_saved_again(run):
@@ -169,21 +162,6 @@ def test_a_damaged_step_is_moved_aside_when_it_is_saved_again(run):
     assert step_of(newest_checkpoint(run)) == 10
     # A sound one of this step is not written twice.
     assert save_step(run, 10) == 0.0
-
-
-def test_a_failed_save_leaves_nothing(run, monkeypatch):
-    def full(path: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("efftrain_cli.training.checkpoint.fsync", full)
-    with pytest.raises(DiskError, match=r"[0-9,]+ bytes needed, [0-9,]+ bytes free") as raised:
-        save_step(run, 15)
-    assert raised.value.exit_code == 6
-    assert sorted(path.name for path in (run.path / "checkpoints").iterdir()) == [
-        "step-00000005",
-        "step-00000010",
-    ]
-    assert step_of(newest_checkpoint(run)) == 10
 
 
 BESIDE = """
@@ -234,14 +212,8 @@ STAGES = """stages=[{model={n_layer=1}, switch={rule="steps", value=2}}, {operat
 
 @pytest.mark.parametrize(
     "overrides",
-    [
-        [],
-        ["model.n_layer=6", "model.n_embd=128"],
-        ["optim.name=muon", "optim.muon_lr=0.02"],
-        ["ouroboros.modules=3"],
-        [STAGES],
-    ],
-    ids=["adamw", "wide", "muon", "ouroboros", "staged"],
+    [["optim.name=muon", "optim.muon_lr=0.02"], ["ouroboros.modules=3"], [STAGES]],
+    ids=["muon", "ouroboros", "staged"],
 )
 def test_the_estimate_of_a_checkpoints_size(overrides, tmp_path):
     """F16: within 2 %, gradients in flight and the last stage included."""
