@@ -51,14 +51,6 @@ def test_the_output_has_the_form_that_compare_prints(folder):
         assert " note: exploratory: nothing was fixed before these runs" in flat
 
 
-def test_the_numbers_of_the_output_agree():
-    """The estimate is the difference of the means to the last digit, and in its interval."""
-    means = re.findall(r"^[ ?] quickstart\S* +([\d.]+)", OUTPUT, re.MULTILINE)
-    base, arm = map(float, means)
-    gap, low, high = map(float, re.findall(r"[-+]\d\.\d{4}", OUTPUT)[:3])
-    assert gap == pytest.approx(arm - base, abs=1.01e-4) and low < gap < high
-
-
 def test_the_page_s_rates_are_those_of_the_evidence():
     rates = (REPOSITORY / "docs" / "evidence" / "error-rates.md").read_text()
     assert "8 to 9 % of" in TEXT and "15 % for ten" in TEXT

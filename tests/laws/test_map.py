@@ -58,7 +58,7 @@ import pytest
 file = "tests/laws/test_every_value.py"
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", file, "-k", f"{VALUE} and not two_ranks"]))
 """
-"""Trains, resumes, grows, exports and compares VALUE, or finds it refused: as every value of every
+"""Trains, resumes, grows and exports VALUE, or finds it refused: as every value of every
 choice."""
 
 ADDITIONS = {
@@ -283,6 +283,44 @@ def test_an_addition_takes_the_files_of_its_row(copy, what):
     edit(copy, changes)
     try:
         done = run(copy, code)
+    finally:
+        undo(copy, changes)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+(EXAMPLE,) = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
+(DIFF,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
+METHOD = """
+import pytest
+from efftrain_cli.foundation.errors import RecipeError
+from tests.resume_law import assert_resumes_exactly_at_every_step, run
+from tests.tiny import fresh, tiny_recipe
+
+def losses(*overrides):
+    recipe = tiny_recipe(*overrides)
+    return [row["loss"] for row in run(fresh(recipe), recipe)[1:]]
+
+noisy = "gradient_noise.eta=0.01"
+rows = assert_resumes_exactly_at_every_step(tiny_recipe(noisy))
+stds = [row["gradient_noise_std"] for row in rows[1:3]]
+assert stds == pytest.approx([0.1, 0.1 * 2**-0.275])
+assert losses("gradient_noise.eta=0") == losses() != losses(noisy)
+with pytest.raises(RecipeError, match="Variance of the noise"):
+    tiny_recipe("gradient_noise.eta=-1")
+"""
+"""Of the worked example: it resumes, is neutral at zero, and refuses a bad value."""
+
+
+def test_the_worked_example_is_a_method(copy):
+    changes = [Edit(EXAMPLE[0].removeprefix("efftrain_cli/"), "", EXAMPLE[1])]
+    for path, lines in re.findall(r"# efftrain_cli/(\S+)\n((?:[+ ].*\n)+)", DIFF):
+        added = "".join(re.findall(r"^\+(.*\n)", lines, re.MULTILINE))
+        (before,) = re.findall(r"^ (.*\n)", lines, re.MULTILINE)
+        changes.append(Edit(path, before, added + before))
+    assert DIFF.count("\n+") == 4, "an import, a field, and one question to the method"
+    edit(copy, changes)
+    try:
+        done = run(copy, METHOD)
     finally:
         undo(copy, changes)
     assert done.returncode == 0, done.stderr[-2000:]
