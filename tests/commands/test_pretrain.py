@@ -3,7 +3,6 @@ longer."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from io import StringIO
@@ -20,9 +19,10 @@ from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.plan.rates import digest_of_training
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training import dist, summary
+from tests.damage import flip
 from tests.fake_runs import read_jsonl
+from tests.faults.conftest import contents
 from tests.launch import Laboratory
-from tests.terminal import on_terminal
 from tests.tiny import windows_of
 
 
@@ -33,21 +33,11 @@ def trained(lab: Laboratory) -> Laboratory:
     return lab
 
 
-def fingerprints(lab: Laboratory) -> dict[str, str]:
-    return {
-        str(path.relative_to(lab.run("r"))): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(lab.run("r").rglob("*"))
-        if path.is_file() and path.name != "lock"
-    }
-
-
 def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained):
-    before = fingerprints(trained)
+    before = contents(trained.run("r"))
     said = trained.resume().output
     assert "used its budget of 2,560 tokens, after step 20" in said
     assert "efftrain pretrain --resume r --set train.tokens=N" in said
-    shown = on_terminal(trained.folder, 60, "pretrain", "--resume", "r", "--no-probe")
-    assert max(map(len, shown.splitlines())) <= 60, "no word is broken"
     behind = trained.resume("r", "--set train.tokens=5120 --steps 20")
     assert "after step 20 already, and --steps 20 ends there" in behind.output
     # A budget that the text does not have is refused once its data is prepared, and an accepted
@@ -55,7 +45,7 @@ def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained):
     for more in ("--set train.tokens=1M", "--set optim.lr=1e-3 --override-resume"):
         refused = trained.resume("r", f"--set train.tokens=1M {more}", code=2)
         assert "data.repeat" in refused.errors
-    assert fingerprints(trained) == before
+    assert contents(trained.run("r")) == before
     assert trained.events("r", "override") == []
 
 
@@ -104,48 +94,18 @@ def test_the_speed_of_a_run_in_one_go_is_kept_for_plans(lab):
     assert rate["trained"] == digest_of_training(load_recipe(lab.recipe()))
 
 
-@pytest.mark.parametrize("end", ["5", "5\ndecay_tokens = 2560"], ids=["by default", "said"])
-def test_training_longer_at_a_rate_of_zero_is_refused(lab, end):
-    recipe = lab.recipe(min_lr="0.0", warmup_steps=end)
-    lab.train(recipe=recipe)
-    done = lab.resume("r", "--set train.tokens=5120", code=2)
-    assert "reaches optim.min_lr = 0 at 2,560 tokens" in done.errors
-    assert "--set optim.decay_tokens=5_120 --override-resume" in done.errors
-
-
-def test_a_form_without_a_plan_is_refused(lab):
-    done = lab.call(f"pretrain {lab.recipe()} --format csv", code=2)
-    assert "add --plan" in done.errors
-    assert not (lab.folder / "runs").exists()
-
-
-def test_a_run_given_as_a_recipe_is_told_from_one(trained):
-    refused = trained.call("pretrain r --plan", code=2)
-    assert "error: r is a run, not a recipe\n  continue it with --resume r" in refused.errors
-    assert f"begin another with its recipe, {trained.run('r')}/recipe.toml" in refused.errors
-    (trained.folder / "recipes").mkdir()
-    trained.recipe("recipes/r")
-    trained.call("pretrain r --plan")
-
-
 def test_a_missing_extra_is_said_before_step_1(trained):
     """Exit code 2, and nothing is made or changed."""
     inject = (
         "import efftrain_cli.trackers.tensorboard as board; board.find_spec = lambda name: None"
     )
-    before = fingerprints(trained)
+    before = contents(trained.run("r"))
     new = trained.train("new", "--tensorboard", inject=inject, code=2)
     longer = "--tensorboard --set train.tokens=5120"
     again = trained.resume("r", longer, inject=inject, code=2)
     for process in (new, again):
         assert "TensorBoard is not installed\n  in the folder" in process.errors
-    assert fingerprints(trained) == before and not trained.run("new").exists()
-
-
-def test_no_step_at_all_is_said(lab):
-    done = lab.train("r", "--steps 0")
-    assert "\nresult  not trained: val loss " in done.output
-    assert done.output.endswith("\nnext    efftrain pretrain --resume r\n")
+    assert contents(trained.run("r")) == before and not trained.run("new").exists()
 
 
 def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab):
@@ -162,35 +122,25 @@ def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab):
     assert lab.events("shown", "sample")[-1]["prompt"] == "x"
 
 
-def test_the_origin_holds_the_command_as_it_was_typed(trained):
-    origin = json.loads((trained.run("r") / "origin.json").read_text())
-    assert origin["command"][:2] == ["efftrain", "pretrain"]
-
-
 def test_one_step_is_one_line(lab):
     said = lab.train("r", "--steps 1").output
     assert said.count("step 1/1") == 1
     assert re.search(r"\nresult  val loss \d\.\d{4} nats/token; 128 tokens, ", said)
     assert said.endswith("\nnext    efftrain pretrain --resume r\n")
+    origin = json.loads((lab.run("r") / "origin.json").read_text())
+    assert origin["command"][:2] == ["efftrain", "pretrain"]
+    assert "\nresult  not trained: val loss " in lab.train("none", "--steps 0").output
 
 
 @pytest.mark.parametrize(
     ("loss", "ends"),
     [
         # Half of the training text is token 1, half token 2: ln 2 nats, within 1 %.
-        (0.6931, ["result  val loss 0.6931 nats/token: stuck; token frequencies alone give 0.693"]),
         (0.6870, ["result  val loss 0.6870 nats/token: stuck; token frequencies alone give 0.693"]),
         (
             0.6800,
             [
                 "result  val loss 0.6800 nats/token; 2,560 tokens, 3 TFLOPs, 44 s",
-                'next    efftrain sample r-seed1 --prompt "The"',
-            ],
-        ),
-        (
-            0.9000,
-            [
-                "result  val loss 0.9000 nats/token; 2,560 tokens, 3 TFLOPs, 44 s",
                 'next    efftrain sample r-seed1 --prompt "The"',
             ],
         ),
@@ -275,9 +225,7 @@ def test_all_tokens_are_verified_if_asked(lab):
     cache = {"EFFTRAIN_CACHE": str(lab.folder / "cache")}
     lab.train("r", "--steps 0", **cache)
     (shard,) = (lab.folder / "cache").glob("corpora/*/train-00000.bin")
-    content = bytearray(shard.read_bytes())
-    content[1000] ^= 1
-    shard.write_bytes(content)
+    flip(shard, 8000)
     stat = shard.stat()
     verified = shard.with_name("verified.json")
     known = json.loads(verified.read_text())

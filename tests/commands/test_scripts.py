@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.conftest import cli
-from tests.data.test_cli import RECIPE
+from tests.launch import write_recipe
 from tests.trained_run import make_run
 
 
@@ -34,20 +34,13 @@ def test_checkpoints_as_json(tmp_path):
     )
 
 
-TINY = RECIPE.replace("tokens = 2048", "tokens = 512").replace("windows = 4", "windows = 8")
-
-
 def test_quiet_prints_nothing(efftrain, tmp_path):
-    (tmp_path / "tiny.toml").write_text(TINY)
-    (tmp_path / "book.txt").write_text(
-        "".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(500))
-    )
-    cache = {"EFFTRAIN_CACHE": str(tmp_path / "cache")}
-    prepared = efftrain("prepare --recipe tiny.toml -q", **cache)
+    recipe = write_recipe(tmp_path).name
+    prepared = efftrain(f"prepare {recipe} -q")
     assert (prepared.stdout, prepared.stderr) == ("", "")
-    trained = efftrain("pretrain --recipe tiny.toml -q", **cache)
+    trained = efftrain(f"pretrain {recipe} -q")
     assert trained.stdout == ""
-    assert (tmp_path / "runs" / "tiny-seed1234" / "metrics.jsonl").is_file()
-    swept = efftrain("sweep tiny.toml --seeds 1234,1235 -q --format json", **cache)
+    assert (tmp_path / "runs" / "r-seed1234" / "metrics.jsonl").is_file()
+    swept = efftrain(f"sweep {recipe} --seeds 1234,1235 -q --format json")
     assert "val loss" not in swept.stderr and "training " not in swept.stderr, swept.stderr
     assert [run["status"] for run in json.loads(swept.stdout)] == ["finished"] * 2
