@@ -8,8 +8,8 @@ so that every module can be read knowing only what lies below it.
 from __future__ import annotations
 
 import ast
+import re
 import resource
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +24,7 @@ HEAVY = ("torch", "datasets", "transformers", "wandb", "pandas", "matplotlib")
 # --- floors ---------------------------------------------------------------------------------------
 
 ANSWERS = f"""
-import contextlib, io, sys
+import contextlib, io, os, sys
 from efftrain_cli.cli.commands import register
 register()
 from efftrain_cli.cli.app import app
@@ -46,35 +46,16 @@ for name in names:
     answer(name, "--help")
 for group in app.registered_groups:
     answer(group.name, "--help")
+os.environ["_EFFTRAIN_COMPLETE"] = "complete_bash"
+for words in ("efftrain recipes show gp", "efftrain recipes show --set optim."):
+    os.environ.update(COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1))
+    answer()
 print("answered", *names)
 """
 
 
 def test_help_and_recipes_import_nothing_heavy(tmp_path):
     assert python(ANSWERS, cwd=tmp_path).stdout.startswith("answered")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["efftrain", "recipes", "show", "gp"], ["efftrain", "recipes", "show", "--set", "optim."]],
-)
-def test_completion_imports_nothing_heavy(tmp_path, words):
-    code = f"""
-import os, sys
-os.environ["_EFFTRAIN_COMPLETE"] = "complete_bash"
-os.environ.update(COMP_WORDS={" ".join(words)!r}, COMP_CWORD="{len(words) - 1}")
-from efftrain_cli.cli.commands import register
-register()
-from efftrain_cli.cli.app import app
-try:
-    app(prog_name="efftrain")
-finally:
-    found = sorted(set({HEAVY!r}) & sys.modules.keys())
-    assert not found, found
-"""
-    offered = python(code, cwd=tmp_path).stdout.split()
-    assert offered
-    assert all(word.startswith(words[-1]) for word in offered)
 
 
 def test_a_command_is_registered_by_its_own_module_alone(tmp_path):
@@ -105,17 +86,13 @@ def processor_seconds(code: str, cwd: Path) -> float:
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-def test_help_and_recipes_answer_quickly(tmp_path):
-    """In less than twice the processor time that the libraries need which draw and check them: 0.3
-    s on an idle machine. One of five tries is enough: machines are slow for a while."""
+def test_help_answers_quickly(tmp_path):
+    """In less than twice the processor time that the libraries need which draw and check it: 0.3 s
+    on an idle machine. One of five tries is enough: machines are slow for a while."""
     libraries = "import typer, typer.rich_utils, pydantic.dataclasses"
-    most = 2 * min(processor_seconds(libraries, tmp_path) for _ in range(3))
-    for args in ("--help", "recipes list"):
-        code = (
-            f"import sys; sys.argv[1:] = {args.split()!r}\n"
-            "import efftrain_cli.__main__ as m; m.main()"
-        )
-        assert any(processor_seconds(code, tmp_path) < most for _ in range(5)), args
+    most = 2 * min(processor_seconds(libraries, tmp_path) for _ in range(2))
+    code = "import sys; sys.argv[1:] = ['--help']\nimport efftrain_cli.__main__ as m; m.main()"
+    assert any(processor_seconds(code, tmp_path) < most for _ in range(5))
 
 
 def test_recipes_load_and_plan_without_torch_and_numpy(tmp_path):
@@ -189,29 +166,20 @@ def imports_of(module: str) -> list[tuple[str, int]]:
     included."""
     path = PACKAGE / Path(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    modules = set(module_names())
-
-    def walk(node: ast.AST) -> Iterator[tuple[str, int]]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
         if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                if alias.name.startswith("efftrain_cli."):
-                    yield alias.name.removeprefix("efftrain_cli."), node.lineno
-        elif (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.split(".")[0] == "efftrain_cli"
-        ):
-            home = node.module.removeprefix("efftrain_cli").lstrip(".")
-            for alias in node.names:
-                inner = f"{home}.{alias.name}".lstrip(".")
-                if inner in modules:
-                    yield inner, node.lineno
-                elif home:
-                    yield home, node.lineno
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child)
-
-    return list(walk(ast.parse(path.read_text(encoding="utf-8"))))
+                name = f"{node.module}.{alias.name}"
+                is_module = name.removeprefix("efftrain_cli.") in module_names()
+                names.append(name if is_module else str(node.module))
+        for name in names:
+            if name.startswith("efftrain_cli."):
+                found.append((name.removeprefix("efftrain_cli."), node.lineno))
+    return found
 
 
 def test_imports_point_down():
@@ -265,34 +233,6 @@ def test_imports_make_no_circle(depth):
 
 
 def test_only_the_command_line_knows_typer():
-    users = [
-        path for path in PACKAGE.rglob("*.py") if "typer" in {name for name, _ in _imported(path)}
-    ]
-    assert users
+    uses = re.compile(r"^\s*(import|from) typer\b", re.MULTILINE)
+    users = [path for path in PACKAGE.rglob("*.py") if uses.search(path.read_text("utf-8"))]
     assert {path.parent.name for path in users} == {"cli"}
-
-
-def test_recipe_modules_import_neither_torch_nor_numpy_at_the_top():
-    reached, waiting = set(), ["recipe.recipe", "plan.plan"]
-    while waiting:
-        module = waiting.pop()
-        if module not in reached:
-            reached.add(module)
-            waiting += [name for name, _ in imports_of(module)]
-    for module in reached:
-        path = PACKAGE / Path(*module.split("."))
-        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        at_top = {name for name, top in _imported(path) if top}
-        if module.split(".")[0] in ("foundation", "recipe", "methods", "plan"):
-            assert not at_top & {"torch", "numpy"}, f"{module} imports torch or numpy at its top"
-
-
-def _imported(path: Path) -> Iterator[tuple[str, bool]]:
-    """(package, whether at the top level) of every import of a file."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name.split(".")[0], node in tree.body
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module.split(".")[0], node in tree.body
