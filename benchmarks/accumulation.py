@@ -34,8 +34,8 @@ from efftrain_cli.model.linear import ROLES
 from efftrain_cli.model.narrow_matmul import to_operand
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.run.names import find_run
+from efftrain_cli.training.loading import TrainedModel, load_trained_model
 from efftrain_cli.training.session import choose_device, prepare_session
-from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
 
 BITS = tuple(range(4, 13))
 """Mantissa bits that are tried."""

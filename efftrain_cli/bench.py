@@ -33,12 +33,11 @@ from efftrain_cli.recipe.sizes import likely_vocabulary
 from efftrain_cli.training import dist
 from efftrain_cli.training.build import build_state
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
+from efftrain_cli.training.device import compute_dtype, wait_for
 from efftrain_cli.training.loop import train
 from efftrain_cli.training.memory import building_errors, peak_resident_bytes
-from efftrain_cli.training.precision import compute_dtype
 from efftrain_cli.training.record import read_records
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.stopwatch import wait_for
 
 PHASES = ("data", "forward", "backward", "optimizer", "measures")
 MARKS = ("data", "forward", "gradient", "optimizer", "measures")

@@ -37,7 +37,7 @@ from efftrain_cli.zeroshot.tasks import AVERAGED, TaskSpec, find_specs, load_tas
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
 
-    from efftrain_cli.training.trained_model import TrainedModel
+    from efftrain_cli.training.loading import TrainedModel
     from efftrain_cli.zeroshot.model import HarnessModel
     from efftrain_cli.zeroshot.score import TaskScore
 
@@ -185,8 +185,8 @@ def _load_model(run: str, config: EvalConfig) -> tuple[TrainedModel, HarnessMode
         UsageError: a context longer than the model's, or a stride longer than the context.
     """
     from efftrain_cli.training import dist
+    from efftrain_cli.training.loading import load_trained_model
     from efftrain_cli.training.session import choose_device
-    from efftrain_cli.training.trained_model import load_trained_model
     from efftrain_cli.zeroshot.model import HarnessModel
 
     device = choose_device(config.device)

@@ -16,7 +16,7 @@ from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.names import recipe_name
 from efftrain_cli.run.origin import read_origin
 from efftrain_cli.run.stability import validation_curve
-from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
+from efftrain_cli.training.loading import TrainedModel, load_trained_model
 from efftrain_cli.zeroshot.results import read_results
 
 _ABSOLUTE = re.compile(r'"(?:/|[A-Za-z]:)[^"\n]*[/\\]([^"/\\\n]+)"')

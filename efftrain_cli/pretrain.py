@@ -14,19 +14,15 @@ from efftrain_cli.foundation.signals import Stop, check_stop, stop_on_signals, s
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, new_run, run_path, taken
+from efftrain_cli.trackers import tensorboard
 from efftrain_cli.training import dist, resuming
 from efftrain_cli.training.branch import Branch
-from efftrain_cli.training.checkpoint import load_newest, newest_recipe
+from efftrain_cli.training.display import screen_of, show_header, show_result, show_steps
+from efftrain_cli.training.loading import load_newest, newest_recipe
 from efftrain_cli.training.logbook import Logbook
 from efftrain_cli.training.memory import memory_errors, peak_memory
-from efftrain_cli.training.origin import environment_of, keep_rate, origin_of
-from efftrain_cli.training.screen import check_extra, screen_of
-from efftrain_cli.training.segment import (
-    accepted_recipe,
-    begin_segment,
-    check_beginning,
-    was_evaluated,
-)
+from efftrain_cli.training.origin import begin_segment, environment_of, origin_of
+from efftrain_cli.training.record import keep_rate
 from efftrain_cli.training.session import (
     Session,
     bf16_speedup,
@@ -39,7 +35,6 @@ from efftrain_cli.training.session import (
 )
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.summary import show_header, show_result, show_steps
 
 
 def start(
@@ -64,7 +59,8 @@ def start(
     name = name or f"{recipe_name}-seed{recipe.seed}"
     if run_path(name).exists():  # before the data is prepared: a taken name costs nothing
         raise taken(name)
-    check_extra(recipe)
+    if recipe.wandb.tensorboard:
+        tensorboard.check_installed()
     if branch is not None:
         branch.check()
     with processes():
@@ -111,25 +107,30 @@ def resume(
     """
     path = existing_run(name)
     recipe = load_recipe(str(path / "recipe.toml"), overrides)
-    check_extra(recipe)
+    if recipe.wandb.tensorboard:
+        tensorboard.check_installed()
     with processes(), opened_run(name) as run:
         written = newest_recipe(path)
-        recipe, changes = accepted_recipe(path, written, recipe, overrides, override)
+        recipe, changes = resuming.accepted_recipe(path, written, recipe, overrides, override)
         resuming.check_text_is_named(path, overrides)
         with preparation():
             corpus = resuming.text_of(path, recipe)
             session = prepare_session(recipe, choose_device(device), corpus, verify_data)
-            changes += resuming.check_data(path, session.corpus, override)
+            of_data = resuming.check_data(path, session.corpus, override)
             state = fresh_state(session)
             loaded = load_newest(path, state, recipe)
         if loaded.path is None:
-            check_beginning(path, from_start)
+            resuming.check_beginning(path, from_start)
         if loaded.recipe != written:  # of an older checkpoint
             changes = resuming.check_recipe(path, loaded.recipe, recipe, override)
 
         plan = plan_run(session, steps, state.progress)
-        evaluated = was_evaluated(run, state.progress)
-        if plan.steps == state.progress.step and evaluated:
+        # A stop abandons the evaluation of its last step, and its checkpoint keeps saying so.
+        is_due = False
+        if run is not None and state.progress.evaluation_due:
+            is_due = run.row_of(state.progress.step).get("val_loss") is None
+        (is_due,) = dist.agree(is_due)
+        if plan.steps == state.progress.step and not is_due:
             if run is not None:
                 print_folded(resuming.nothing_left(name, state.progress, recipe, steps))
             dist.barrier()
@@ -139,11 +140,7 @@ def resume(
 
         # Nothing is written before all that refuses to go on, on any rank.
         dist.barrier()
-        dropped = resuming.dropped_in_flight(loaded.recipe, recipe)
-        if dropped:
-            state.in_flight.clear()
-        if run is not None:
-            begin_segment(run, state, session, loaded, changes, dropped)
+        begin_segment(run, state, session, loaded, changes + of_data)
         train(run, state, session, plan, steps, with_probe)
     return path
 

@@ -14,7 +14,7 @@ import torch
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import checkpoint_path
-from efftrain_cli.training.checkpoint import load
+from efftrain_cli.training.loading import load
 from efftrain_cli.training.record import StepRecord, read_records
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.training.state import TrainState

@@ -14,7 +14,8 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_path, new_run, run_path
-from efftrain_cli.training.checkpoint import read_progress, write
+from efftrain_cli.training.checkpoint import write
+from efftrain_cli.training.loading import read_progress
 from efftrain_cli.training.state import TrainState
 from tests.tiny import fresh
 

@@ -315,7 +315,7 @@ def checkpoint(bench: Bench, note: Note) -> None:
     state = training.state
     folder = bench.folder / "run"
     folder.mkdir()
-    host: dict[str, Tensor] = {}
+    host: dict[str, dict[str, Tensor]] = {}
     with Run(folder) as run:
         for label in ("first", "later"):  # the first allocates host memory
             state.progress = state.progress._replace(step=state.progress.step + 1)

@@ -72,8 +72,8 @@ def sample(
         )
     run = find_run(run).name  # before PyTorch is imported, which takes seconds
     from efftrain_cli.model.generate import Sampling
+    from efftrain_cli.training.loading import generate_text, load_trained_model
     from efftrain_cli.training.session import choose_device
-    from efftrain_cli.training.trained_model import generate_text, load_trained_model
 
     trained = load_trained_model(run, checkpoint, choose_device(device))
     length, context = len(trained.tokenizer.encode([prompt])[0]), trained.model.config.seq_len

@@ -31,17 +31,18 @@ from efftrain_cli.recipe.recipe import (
     recipe_values,
 )
 from efftrain_cli.run.directory import checkpoints_of, existing_run, run_path, taken
-from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER
+from efftrain_cli.run.manifest import REQUIRED
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.origin import origin_data
-from efftrain_cli.training.checkpoint import create_run, load, read_progress, stream
+from efftrain_cli.training.build import set_stage
+from efftrain_cli.training.checkpoint import create_run
+from efftrain_cli.training.loading import find_checkpoint, load, read_progress, stream
 from efftrain_cli.training.memory import building_errors
 from efftrain_cli.training.origin import origin_of
 from efftrain_cli.training.resuming import check_tokenizer, text_of
 from efftrain_cli.training.session import Session, fresh_state, prepare_session
-from efftrain_cli.training.stages import GrowthRecord, grow_stage, set_stage
+from efftrain_cli.training.stages import GrowthRecord, grow_stage
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.trained_model import find_checkpoint
 
 LOSS_TOLERANCE = 1e-5
 """Nats per token by which fp32 rounding may move the loss in a growth that keeps it."""
@@ -207,7 +208,7 @@ def _check_override(override: str, last: int) -> None:
 def _checkpoint_of(source: Path, checkpoint: str | None, weights_only: bool) -> Path:
     """Return the checkpoint to grow: with weights only, one whose weights are valid."""
     if weights_only:
-        return find_checkpoint(source, checkpoint, WITHOUT_OPTIMIZER)
+        return find_checkpoint(source, checkpoint)
     checkpoints = checkpoints_of(source)
     if (
         checkpoint is None
@@ -220,7 +221,7 @@ def _checkpoint_of(source: Path, checkpoint: str | None, weights_only: bool) -> 
             "  add --weights-only to grow the weights alone: the moments of all parameters are lost"
             " and the loss rises for about a hundred steps, less with a longer rewarmup_steps"
         )
-    return find_checkpoint(source, checkpoint)
+    return find_checkpoint(source, checkpoint, REQUIRED)
 
 
 def _state_of(

@@ -16,7 +16,7 @@ from efftrain_cli.run.manifest import MANIFEST, read_manifest, write_manifest
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.origin import origin_data
 from efftrain_cli.training import dist
-from efftrain_cli.training.checkpoint import load, read_progress, written_recipe
+from efftrain_cli.training.loading import load, read_progress, written_recipe
 from efftrain_cli.training.resuming import (
     computed_differences,
     described,

@@ -14,7 +14,7 @@ from efftrain_cli.optim.optimizer import Optimizer, ParameterSet, check_cover
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training import dist
-from efftrain_cli.training.precision import compute_dtype
+from efftrain_cli.training.device import compute_dtype
 from efftrain_cli.training.ring import Ring
 from efftrain_cli.training.state import Division, TrainState
 
@@ -51,6 +51,15 @@ def build_state(
     state = state_of(recipe, model, device)
     state.load_weights(model.initial_weights(recipe.seed))
     return state
+
+
+def set_stage(state: TrainState, recipe: Recipe, stage: int) -> None:
+    """Replace model and optimizer of `state` by fresh ones of a stage."""
+    fresh = build_state(recipe, state.model.config.vocab_size, state.device, stage)
+    state.model = fresh.model
+    state.parameters = fresh.parameters
+    state.optimizer = fresh.optimizer
+    state.division = fresh.division
 
 
 def state_of(recipe: Recipe, model: GPT, device: torch.device) -> TrainState:

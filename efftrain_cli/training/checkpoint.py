@@ -1,8 +1,8 @@
-"""Checkpoints: named tensors and readable numbers, whole or not at all, each file known by its
-sha256. No pickle is read or written.
+"""Write checkpoints: named tensors and readable numbers, whole or not at all, each file known by
+its sha256. No pickle is written or read.
 
-Every rank calls these functions. Rank 0 writes, whole tensors whatever the ranks hold, so a run may
-go on with another number of ranks; every rank reads, and keeps its part.
+Every rank calls `begin_save`; rank 0 writes whole tensors whatever the ranks hold, so a run may go
+on with another number of ranks.
 """
 
 from __future__ import annotations
@@ -11,64 +11,31 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from efftrain_cli.foundation.console import listed, say
-from efftrain_cli.foundation.errors import (
-    CheckpointError,
-    DiskError,
-    NewerFormatError,
-    RecipeError,
-    UnsoundError,
+from efftrain_cli.foundation.console import listed
+from efftrain_cli.foundation.errors import DiskError, UnsoundError
+from efftrain_cli.foundation.files import (
+    disk_error,
+    free_bytes,
+    fsync,
+    made_beside,
+    make_folder,
+    sha256_of,
 )
-from efftrain_cli.foundation.files import free_bytes, fsync, made_beside, make_folder, sha256_of
-from efftrain_cli.foundation.records import Record, first_fault, read_record
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.foundation.tensors import Tensors, write_tensors
-from efftrain_cli.model.config import GPTConfig
-from efftrain_cli.plan.cost import checkpoint_bytes
-from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.run.directory import (
-    Run,
-    checkpoint_path,
-    checkpoints_of,
-    new_run,
-    run_path,
-)
-from efftrain_cli.run.manifest import (
-    REQUIRED,
-    SCHEMA_VERSION,
-    ManifestFile,
-    check_hash,
-    listed_files,
-    write_manifest,
-)
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe
+from efftrain_cli.run.directory import Run, checkpoint_path, new_run, run_path
+from efftrain_cli.run.manifest import SCHEMA_VERSION, write_manifest
 from efftrain_cli.training import dist
-from efftrain_cli.training.stages import set_stage
 from efftrain_cli.training.state import TrainState, check_copies
-
-
-class Loaded(NamedTuple):
-    """The checkpoint that a run goes on from."""
-
-    path: Path | None
-    """None: the run has none, and goes on from its beginning."""
-    recipe: Recipe
-    """The one that wrote it; of the run, if it has no checkpoint."""
-    passed_over: list[tuple[Path, str]]
-    """Newer checkpoints that are not whole, and why."""
-
-
-# --- writing --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +46,8 @@ class Writing:
     path: Path
     progress: Progress
     recipe: Recipe
-    config: GPTConfig
     files: Mapping[str, Tensors]
-    copied: torch.cuda.Event | None
+    copied: torch.cuda.Event | None = None
     """When the tensors are on the host; None: they are."""
 
     def write(self) -> float:
@@ -94,10 +60,8 @@ class Writing:
         start = time.monotonic()
         if self.copied is not None:
             self.copied.synchronize()
-        try:
+        with self.disk_errors():
             write(self.path, self.progress, dump_recipe(self.recipe), self.files)
-        except OSError as error:
-            raise _not_saved(self.path, self.recipe, self.config, error) from None
         return time.monotonic() - start
 
     def record(self, seconds: float) -> None:
@@ -106,6 +70,33 @@ class Writing:
         section = self.recipe.checkpoint
         self.run.purge_checkpoints(section.keep, section.at or ())
         self.run.event("checkpoint", {"step": self.progress.step, "seconds": seconds})
+
+    @contextmanager
+    def disk_errors(self) -> Iterator[None]:
+        """Turn an OSError into a DiskError that says what to do."""
+        try:
+            yield
+        except OSError as error:
+            raise self._refusal(error) from None
+
+    def _refusal(self, error: OSError) -> DiskError:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = self.path
+            return disk_error(error)
+        needed = 0
+        for tensors in self.files.values():
+            needed += sum(tensor.nbytes for tensor in tensors.values())
+        free = free_bytes(self.run.path)
+        fix = f"make room, or lower checkpoint.keep (now {self.recipe.checkpoint.keep})"
+        if free >= needed:
+            # Another limit than that of bytes.
+            fix = (
+                "`df -i` shows a lack of inodes, `quota` a quota, `ulimit -f` a limit of file sizes"
+            )
+        return DiskError(
+            f"{self.path}: {error.strerror}: {needed:,} bytes needed, {free:,} bytes free."
+            f" Earlier checkpoints are untouched\n  {fix}"
+        )
 
 
 def save(run: Run | None, state: TrainState, recipe: Recipe) -> float:
@@ -123,14 +114,14 @@ def begin_save(
     run: Run | None,
     state: TrainState,
     recipe: Recipe,
-    host: Tensors | None = None,
+    host: dict[str, Tensors] | None = None,
 ) -> Writing | None:
     """Check `state`; return on rank 0 the checkpoint to write, unless it is written already.
 
     Args:
         run: on rank 0; None on the others.
-        host: memory of the copies that are made, so that steps may go on beside `Writing.write`;
-            kept from save to save. None: no copy is made.
+        host: copies by file, so that steps may go on beside `Writing.write`; their memory is used
+            again in the next save. None: no copy is made.
 
     Raises:
         UnsoundError: a weight or moment is not finite; nothing is written.
@@ -152,75 +143,41 @@ def begin_save(
     path = checkpoint_path(run.path, step)
     if path in run.verified:
         return None
-    try:
+    files = {"optimizer.safetensors": optimizer, "model.safetensors": model}
+    if in_flight:
+        files["method.safetensors"] = in_flight
+    copied = None
+    # What ranks divide was gathered in host memory: a copy already.
+    if host is not None and state.division is None:
+        for name, tensors in files.items():
+            host[name] = files[name] = copies_of(tensors, host.get(name, {}))
+        if state.device.type == "cuda":
+            copied = torch.cuda.Event()
+            copied.record(torch.cuda.current_stream(state.device))
+    writing = Writing(
+        run=run, path=path, progress=state.progress, recipe=recipe, files=files, copied=copied
+    )
+    with writing.disk_errors():
         # A damaged checkpoint, or a foreign file: it is not this state.
         if os.path.lexists(path):
             run.set_aside(path)
         run.sync()
-    except OSError as error:
-        raise _not_saved(path, recipe, state.model.config, error) from None
-    copied = None
-    # What ranks divide was gathered in host memory: a copy already.
-    if host is not None and state.division is None:
-        optimizer = copies_of(optimizer, host)
-        model = copies_of(model, host)
-        in_flight = copies_of(in_flight, {})  # other tensors in each step
-        if state.device.type == "cuda":
-            copied = torch.cuda.Event()
-            copied.record(torch.cuda.current_stream(state.device))
-    files = {"optimizer.safetensors": optimizer, "model.safetensors": model}
-    if in_flight:
-        files["method.safetensors"] = in_flight
-    return Writing(
-        run=run,
-        path=path,
-        progress=state.progress,
-        recipe=recipe,
-        config=state.model.config,
-        files=files,
-        copied=copied,
-    )
+    return writing
 
 
-def copies_of(tensors: Tensors, host: Tensors) -> Tensors:
+def copies_of(tensors: Tensors, buffers: Tensors) -> Tensors:
     """Copy tensors into host memory, pinned for those of a CUDA device, which may still be copying.
 
     Args:
-        host: memory of earlier copies, used again; what is allocated is added.
+        buffers: earlier copies, whose memory is used again where it fits.
     """
     copies = {}
     for name, tensor in tensors.items():
-        buffer = host.get(name)
+        buffer = buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape:
             buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-            host[name] = buffer
         copies[name] = buffer.copy_(tensor, non_blocking=True)
     return copies
-
-
-def _not_saved(
-    path: Path,
-    recipe: Recipe,
-    config: GPTConfig,
-    error: OSError,
-) -> DiskError:
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return DiskError(f"{path}: {error.strerror}\n  raise the limit that `ulimit -n` shows")
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DiskError(
-            f"{path}: {error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})."
-            " Earlier checkpoints are untouched. Check that the disk is mounted, writable and sound"
-        )
-    needed = checkpoint_bytes(recipe, config)
-    free = free_bytes(path.parent.parent)
-    fix = f"make room, or lower checkpoint.keep (now {recipe.checkpoint.keep})"
-    if free >= needed:
-        # Another limit than that of bytes.
-        fix = "`df -i` shows a lack of inodes, `quota` a quota, `ulimit -f` a limit of file sizes"
-    return DiskError(
-        f"{path}: {error.strerror}: {needed:,} bytes needed, {free:,} bytes free."
-        f" Earlier checkpoints are untouched\n  {fix}"
-    )
 
 
 def write(
@@ -301,141 +258,3 @@ def nonfinite_tensors(tensors: Tensors) -> list[str]:
     largest = torch.stack([value.float() for value in maxima])
     finite = torch.isfinite(largest).tolist()
     return [name for name, is_finite in zip(floating, finite, strict=True) if not is_finite]
-
-
-# --- reading --------------------------------------------------------------------------------------
-
-
-def load_newest(run: Path, state: TrainState, recipe: Recipe) -> Loaded:
-    """Load a run's newest checkpoint that is whole into `state`. All ranks load the same.
-
-    Raises:
-        CheckpointError: there are checkpoints but none is whole.
-        NewerFormatError: the newest was written by a newer efftrain.
-    """
-    passed_over: list[tuple[Path, str]] = []
-    for path in reversed(checkpoints_of(run)):
-        fault = ""
-        try:
-            written = written_recipe(path)
-            load(path, state, recipe)
-        except NewerFormatError:
-            raise
-        except CheckpointError as error:
-            fault = str(error)
-        # Of several ranks' faults any will do.
-        fault = max(dist.gather_objects(fault))
-        if not fault:
-            return Loaded(path, written, passed_over)
-        passed_over.append((path, fault))
-        if dist.is_main():
-            say(f"warning: {fault}; trying the one before")
-    if passed_over:
-        reasons = "\n  ".join(fault for _, fault in passed_over)
-        raise CheckpointError(f"no checkpoint of this run is valid:\n  {reasons}")
-    return Loaded(None, read_recipe(run), [])
-
-
-def newest_recipe(run: Path) -> Recipe:
-    """Read the recipe of a run's newest checkpoint that has a sound one; without any, the run's."""
-    for path in reversed(checkpoints_of(run)):
-        try:
-            read_progress(path)
-            return written_recipe(path)
-        except NewerFormatError:
-            raise
-        except CheckpointError:
-            continue
-    return read_recipe(run)
-
-
-def load(path: Path, state: TrainState, recipe: Recipe) -> None:
-    """Load a checkpoint into `state`, which takes the size of the checkpoint's stage.
-
-    Raises:
-        CheckpointError: it is damaged, or its tensors do not fit; `state` is useless then.
-    """
-    files = listed_files(path, required=REQUIRED)
-    check_hash(path / "progress.json", files)
-    check_hash(path / "recipe.toml", files)
-    progress = read_progress(path)
-    # A checkpoint that was passed over may have been of a later stage.
-    if recipe.stages:
-        set_stage(state, recipe, progress.stage)
-    take(path / "model.safetensors", files, state.load_weights)
-    take(path / "optimizer.safetensors", files, state.load_optimizer)
-    state.in_flight.clear()
-    if "method.safetensors" in files:
-        take(path / "method.safetensors", files, state.load_in_flight)
-    tensors = state.weights() | state.optimizer.tensors() | state.in_flight
-    if wrong := nonfinite_tensors(tensors):
-        raise CheckpointError(f"{path}: NaN or infinity in {listed(wrong)}")
-    state.progress = progress
-
-
-def take(
-    path: Path,
-    files: Mapping[str, ManifestFile],
-    load_tensors: Callable[[Iterator[tuple[str, Tensor]]], None],
-) -> None:
-    """Give the tensors of a file to `load_tensors`, while another thread computes the file's
-    sha256: so the disk is read once.
-
-    Raises:
-        CheckpointError: it is not the file that was written, or its tensors do not fit.
-    """
-    with ThreadPoolExecutor() as pool:
-        checking = pool.submit(check_hash, path, files)
-        try:
-            load_tensors(stream(path))
-        except (CheckpointError, SafetensorError, OSError) as error:
-            checking.result()
-            raise CheckpointError(f"{path}: {error}") from None
-        checking.result()
-
-
-def stream(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a file, one at a time, on the CPU."""
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118  it is no dict
-            yield name, file.get_tensor(name)
-
-
-def read_progress(checkpoint: Path) -> Progress:
-    """Read the progress of a checkpoint; fields that an older one lacks keep their defaults.
-
-    Raises:
-        CheckpointError: it is damaged, or no progress that this version reads.
-    """
-    path = checkpoint / "progress.json"
-    values = read_record(path, Record).to_json()
-    values.pop("schema_version")
-    unknown = values.keys() - set(Progress._fields)
-    if unknown:
-        raise CheckpointError(f"{path} has unknown fields: {', '.join(sorted(unknown))}")
-    try:
-        return TypeAdapter(Progress).validate_python(values)
-    except ValidationError as error:
-        raise CheckpointError(f"{path} is damaged: {first_fault(error)}") from None
-
-
-def written_recipe(checkpoint: Path) -> Recipe:
-    """Read the recipe that a checkpoint was written with.
-
-    Raises:
-        CheckpointError: it is damaged, or no recipe that this version reads.
-    """
-    check_hash(checkpoint / "recipe.toml", listed_files(checkpoint, required=REQUIRED))
-    return read_recipe(checkpoint)
-
-
-def read_recipe(folder: Path) -> Recipe:
-    """Read the recipe in a run's or a checkpoint's folder.
-
-    Raises:
-        CheckpointError: it is not a recipe that this version reads.
-    """
-    try:
-        return load_recipe(str(folder / "recipe.toml"))
-    except (RecipeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{folder / 'recipe.toml'} cannot be read: {error}") from None

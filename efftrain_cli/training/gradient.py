@@ -30,9 +30,9 @@ from efftrain_cli.optim.gradients import take_gradients
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training import dist
 from efftrain_cli.training.compiling import full_micro_batch
+from efftrain_cli.training.device import Stopwatch
 from efftrain_cli.training.objective import Objective
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from efftrain_cli.training.sharding import Rows

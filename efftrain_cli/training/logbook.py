@@ -17,13 +17,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from efftrain_cli.foundation.console import harmless, say
+from efftrain_cli.foundation.console import harmless, listed, say
 from efftrain_cli.foundation.errors import DiskError, DivergedError, UnsoundError
 from efftrain_cli.foundation.signals import ask_to_stop, stop_asked
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.generate import Sampling
 from efftrain_cli.plan.plan import plan_step
-from efftrain_cli.run.directory import Run
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.stability import (
     PROBE,
@@ -33,18 +34,13 @@ from efftrain_cli.run.stability import (
 )
 from efftrain_cli.training import checkpoint, dist
 from efftrain_cli.training.display import TrainingDisplay
-from efftrain_cli.training.divergence import (
-    describe_cause,
-    gradient_norms_by_layer,
-    last_sound,
-    way_on,
-)
+from efftrain_cli.training.loading import generate_text, load_run_tokenizer
 from efftrain_cli.training.record import StepRecord, finite_or_none, read_records
-from efftrain_cli.training.session import Session
+from efftrain_cli.training.session import Session, compute_again
 from efftrain_cli.training.stages import GrowthRecord, growth_message
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.trained_model import generate_text, load_run_tokenizer
 
+ADVICE = "Lower optim.lr, lengthen optim.warmup_steps, or add a sequence length warmup"
 SAMPLE_TOKENS = 48
 """Tokens of a text that is shown while training."""
 MOST_SAVING = 0.05
@@ -80,8 +76,8 @@ class Logbook:
         self._good = state.progress
         """After the last step whose loss and gradient were finite."""
         self._pool = ThreadPoolExecutor(max_workers=1)
-        self._host: Tensors | None = {} if saves_beside(session.device) else None
-        """Memory of the tensors that are saved while training goes on."""
+        self._host: dict[str, Tensors] | None = {} if saves_beside(session.device) else None
+        """Copies of the tensors that are saved while training goes on, by file."""
         self._writing: tuple[checkpoint.Writing, Future[float]] | None = None
         self._started = self._last_read = self._last_save = time.monotonic()
         self._checkpoint_seconds = 0.0
@@ -165,7 +161,7 @@ class Logbook:
             self._curve.append(self.val_loss)
             if max(fluctuations(self._curve)) > self._threshold:
                 above = f"the validation perplexity is above {self._threshold:g} times its best"
-                self._note_fault(step, f"step {step}: {above}", "")
+                self._note_fault(step, f"step {step}: {above}")
                 return False
         return True
 
@@ -280,15 +276,6 @@ class Logbook:
                 f" raise checkpoint.every (now {self._session.recipe.checkpoint.every})"
             )
 
-    def _note_fault(self, step: int, what: str, way_on: str) -> None:
-        """Record, on rank 0, why the run must end without a save; all ranks stop."""
-        assert self._run is not None
-        progress = self._state.progress
-        event = {"step": step, "reason": what, "next_window": progress.windows}
-        self._run.event("diverged", event)
-        self._fault = f"{what}{way_on}"
-        ask_to_stop("a divergence")
-
     def _raise_unsound(self, what: str) -> NoReturn:
         """End the run; save nothing. The checkpoints that exist are the way back."""
         if self._run is not None:
@@ -297,9 +284,19 @@ class Logbook:
 
     def _note_unsound(self, step: int, what: str) -> None:
         assert self._run is not None
+        sound = [path for path in checkpoints_of(self._run.path) if path not in self._run.corrupt]
+        last = "there is no checkpoint from before that"
+        if sound:
+            last = f"the last sound checkpoint is {sound[-1].name}"
         advice = way_on(self._run, self._state, self._session.recipe)
-        last = f". This state was not saved; {last_sound(self._run)}.\n{advice}"
-        self._note_fault(step, what, last)
+        self._note_fault(step, what, f". This state was not saved; {last}.\n{advice}")
+
+    def _note_fault(self, step: int, what: str, advice: str = "") -> None:
+        """Record, on rank 0, why the run must end without a save; all ranks stop."""
+        assert self._run is not None
+        self._run.event("diverged", {"step": step, "reason": what})
+        self._fault = f"{what}{advice}"
+        ask_to_stop("a divergence")
 
     def _raise_diverged(self) -> NoReturn:
         """Save the state before the first step that was not finite, and end the run.
@@ -317,22 +314,16 @@ class Logbook:
         plan = plan_step(recipe, state.progress, state.sharing[1])
         saved = "but are not saved: the gradients in flight are later ones"
         cause = "gradients of several steps are applied at once: no layer is named"
-        loss = math.nan
         norms: dict[str, float] = {}
-        bad: list[str] = []
         if recipe.delayed_gradients is None:
-            saved = "and are saved"
-            try:
-                checkpoint.save(self._run, state, recipe)
-            except UnsoundError as error:
-                self._raise_unsound(str(error))
-            except DiskError as error:
-                assert self._run is not None
-                self._run.event("save_failed", {"step": before, "reason": str(error)})
-                saved = f"but could not be saved: {error}"
-            loss, norms = gradient_norms_by_layer(state, self._session, plan)
+            saved = self._save_before_divergence()
+            loss, norms = compute_again(self._session, state, plan)
             bad = [layer for layer, norm in norms.items() if not math.isfinite(norm)]
-            cause = describe_cause(loss, bad)
+            cause = "computed once more, the same step is finite: memory or hardware may be faulty"
+            if bad:
+                cause = f"gradients of {listed(bad)}"
+            elif not math.isfinite(loss):
+                cause = "the loss"
 
         advice = ""
         if self._run is not None:
@@ -340,15 +331,13 @@ class Logbook:
             starts = self._session.train_data.starts(plan.window_start, plan.windows)
             report = {
                 "step": plan.step,
-                "loss": finite_or_none(loss),
+                "reason": cause,
                 "lr": plan.lr,
                 "seq_len": plan.seq_len,
                 "batch_size": plan.batch_size,
                 "window_start": plan.window_start,
                 "window_tokens": starts.tolist(),
-                "next_window": plan.window_start + plan.windows,
                 "grad_norm_by_layer": {name: finite_or_none(x) for name, x in norms.items()},
-                "nonfinite_layers": bad,
             }
             self._run.event("diverged", report)
         raise DivergedError(
@@ -358,3 +347,35 @@ class Logbook:
             " events.jsonl has the step's windows and the gradient norm of every layer.\n"
             f"{advice}"
         )
+
+    def _save_before_divergence(self) -> str:
+        """Save the state, and say whether it is saved."""
+        try:
+            checkpoint.save(self._run, self._state, self._session.recipe)
+        except UnsoundError as error:
+            self._raise_unsound(str(error))
+        except DiskError as error:
+            assert self._run is not None
+            step = self._state.progress.step
+            self._run.event("save_failed", {"step": step, "reason": str(error)})
+            return f"but could not be saved: {error}"
+        return "and are saved"
+
+
+def way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
+    """Return advice, with a command that continues from the newest sound checkpoint at half the
+    learning rate."""
+    if recipe.stages and recipe.stages[state.progress.stage].lr is not None:
+        return (
+            f"{ADVICE}: change the lr of stage {state.progress.stage}"
+            f" in {run.path / 'recipe.toml'},"
+            f" then `efftrain pretrain --resume {run.name} --override-resume` goes on"
+        )
+    lr = recipe.optim.lr / 2
+    changes = f"--set optim.lr={lr:.6g}"
+    if recipe.optim.min_lr > lr:
+        changes += f" --set optim.min_lr={lr:.6g}"
+    return (
+        f"{ADVICE}\nto continue at half the learning rate:"
+        f" `efftrain pretrain --resume {run.name} {changes} --override-resume`"
+    )

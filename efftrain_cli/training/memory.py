@@ -134,45 +134,38 @@ def building_errors(
     runs out meanwhile.
 
     Linux hands out more memory than there is and kills the process that uses it. So a model on the
-    CPU is measured first, against the whole memory of the machine or its container, for all
-    processes of the run on this machine: weights, gradients and the optimizer's state in fp32,
-    then, if it is trained, with the activations of a full micro-batch.
+    CPU is measured first, for all processes of the run on this machine, against the whole memory of
+    the machine or its container: weights, gradients and the optimizer's state in fp32, and if it is
+    trained the activations of a full micro-batch.
 
     Args:
         trains: the model is trained, and not only grown.
     """
-    model = recipe.model_at(stage)
     config = model_config(recipe, vocab_size, stage=stage)
-    size = human(parameter_count(config))
-    needed = human(state_bytes(recipe, config), "B")
-
-    def refusal(available: str) -> str:
-        return (
-            f"out of memory: a model of {size} parameters needs {needed} for weights, gradients and"
-            f" moments, {available}. Lower model.n_layer (now {model.n_layer}) or model.n_embd"
-            f" (now {model.n_embd}), or train on a device with more memory"
-        )
-
+    model = f"a model of {human(parameter_count(config))} parameters"
     memory = machine_memory()
     if device.type == "cpu" and memory is not None:
-        if bytes_held(recipe, config) > memory:
-            raise OutOfMemoryError(refusal(f"and this machine has {human(memory, 'B')} in all"))
-        if trains:
-            _check_processes(recipe, config, memory)
-    with _out_of_memory_as(lambda _: refusal(f"more than {device} has free")):
+        _check_machine(recipe, config, model, memory, trains)
+
+    def message(_: BaseException) -> str:
+        needed = human(state_bytes(recipe, config), "B")
+        return (
+            f"out of memory: {model} needs {needed} for weights, gradients and moments, more than"
+            f" {device} has free\n  {_smaller(config)}, or train on a device with more memory"
+        )
+
+    with _out_of_memory_as(message):
         yield
 
 
-def bytes_held(recipe: Recipe, config: GPTConfig) -> int:
-    """Return the bytes of weights, gradients and the optimizer's state of one process."""
-    needed = state_bytes(recipe, config)
-    if recipe.is_sharded or recipe.delayed_gradients is not None:
-        return needed // dist.world_size()
-    return needed
+def _smaller(config: GPTConfig) -> str:
+    return f"lower model.n_layer (now {config.n_layer}) or model.n_embd (now {config.n_embd})"
 
 
-def _check_processes(recipe: Recipe, config: GPTConfig, memory: int) -> None:
-    """Check that all processes of the run on this machine fit into its memory.
+def _check_machine(
+    recipe: Recipe, config: GPTConfig, model: str, memory: int, trains: bool
+) -> None:
+    """Check that all processes of the run on this machine fit into its memory, bytes.
 
     Raises:
         OutOfMemoryError: they do not.
@@ -180,31 +173,37 @@ def _check_processes(recipe: Recipe, config: GPTConfig, memory: int) -> None:
     train = recipe.train
     seq_len = config.seq_len
     sequences = full_micro_batch(recipe)
-    dtype = "fp32"
-    if train.dtype == "bf16":
-        dtype = "bf16"
-    needed = training_bytes(recipe, config, sequences, seq_len, dtype=dtype)
-    needed += bytes_held(recipe, config) - state_bytes(recipe, config)
+    state = state_bytes(recipe, config)
+    held = state
+    if recipe.is_sharded or recipe.delayed_gradients is not None:
+        held //= dist.world_size()
+    needed = held
+    with_batches = ""
+    if trains:
+        dtype = "bf16" if train.dtype == "bf16" else "fp32"
+        needed += training_bytes(recipe, config, sequences, seq_len, dtype=dtype) - state
+        with_batches = f" on micro-batches of {sequences} x {seq_len} tokens"
     processes = 1
+    each = ""
     if dist.world_size() > 1:
         processes = environment_number("LOCAL_WORLD_SIZE", 1)
+        each = f" in each of {processes} processes"
     if needed * processes <= memory:
         return
+
     ways = []
     if 1 <= memory // needed < processes:
-        ways.append(f"--devices {memory // needed}")
-    if sequences > 1:
-        ways.append(f"train.micro_batch_tokens = {seq_len} (now {train.micro_batch_tokens})")
-    if train.activation_checkpointing is not True:
-        ways.append("train.activation_checkpointing = true")
-    each = ""
-    if processes > 1:
-        each = f" in each of {processes} processes"
+        ways.append(f"set --devices {memory // needed}")
+    if held > memory:
+        ways.append(_smaller(config))
+    elif sequences > 1:
+        ways.append(f"set train.micro_batch_tokens = {seq_len} (now {train.micro_batch_tokens})")
+    if train.activation_checkpointing is not True and held <= memory:
+        ways.append("set train.activation_checkpointing = true")
     raise OutOfMemoryError(
-        f"out of memory: training on micro-batches of {sequences} x {seq_len} tokens"
-        f" needs about {human(needed, 'B')}{each}, and this machine has {human(memory, 'B')} in"
-        f" all\n  set {' or '.join(ways) or 'a lower model.seq_len'},"
-        " or train on a device with more memory"
+        f"out of memory: {model}{with_batches} needs about {human(needed, 'B')}{each},"
+        f" and this machine has {human(memory, 'B')} in all\n"
+        f"  {' or '.join(ways) or 'lower model.seq_len'}, or train on a device with more memory"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import subprocess
@@ -17,13 +16,17 @@ from efftrain_cli import __version__
 from efftrain_cli.data.tokenizer import bytes_per_target
 from efftrain_cli.foundation.console import printable, say
 from efftrain_cli.foundation.environment import environment_number
+from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.records import utc_now
-from efftrain_cli.plan.rates import FEWEST_STEPS, Rate, digest_of_training, remember_rate
+from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.directory import Run
-from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.origin import origin_data, read_origin, write_origin
 from efftrain_cli.training import dist
-from efftrain_cli.training.precision import compute_dtype
+from efftrain_cli.training.device import compute_dtype, device_name
+from efftrain_cli.training.loading import Loaded, read_recipe
+from efftrain_cli.training.resuming import Differences, dropped_in_flight, rate_change
 from efftrain_cli.training.session import Session
+from efftrain_cli.training.state import TrainState
 
 LIBRARIES = (
     "ATEN_",
@@ -78,6 +81,55 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
         meaning = f"[{cut[0]}] reads micro-batches: the results may differ by more than rounding"
     say(f"note: continued with {', '.join(changed.values())}: {meaning}")
     return {**now, "changed": list(changed.values())}
+
+
+def begin_segment(
+    run: Run | None,
+    state: TrainState,
+    session: Session,
+    loaded: Loaded,
+    changes: Differences,
+) -> None:
+    """Drop gradients in flight that the recipe cannot use. Record, on rank 0, that the run goes on
+    from a checkpoint or from its beginning."""
+    recipe = session.recipe
+    step = state.progress.step
+    dropped = dropped_in_flight(loaded.recipe, recipe)
+    if dropped:
+        state.in_flight.clear()
+    if run is None:
+        return
+    change = rate_change(run.row_of(step).get("lr"), state.progress, loaded.recipe, recipe)
+    if change:
+        print(change)
+    for path, reason in loaded.passed_over.items():
+        run.corrupt.add(path)
+        run.event("fallback", {"checkpoint": path.name, "reason": reason})
+    after = -1
+    name = None
+    if loaded.path is not None:
+        run.verified.add(loaded.path)
+        after = state.progress.segment
+        name = loaded.path.name
+    if changes:
+        run.event("override", {"differences": changes})
+    text = dump_recipe(recipe)
+    if text != dump_recipe(read_recipe(run.path)):
+        write_whole(run.path / "recipe.toml", text)
+    if dropped:
+        say(f"warning: {dropped}")
+        run.event("in_flight_dropped", {"step": step, "reason": dropped})
+    origin = read_origin(run.path)
+    data: dict[str, object] = {"corpus": session.corpus.key}
+    if origin_data(run.path)["train_hash"] is None:  # imported, and first trained now
+        data |= origin_of(session, run.name)["data"]
+    if not data.items() <= origin["data"].items():
+        write_origin(run.path, {**origin, "data": origin["data"] | data})
+    run.report_gaps(step)
+    segment = run.next_segment(after)
+    state.progress = state.progress._replace(segment=segment)
+    facts = {"step": step, "segment": segment, "checkpoint": name}
+    run.event("resume", {**facts, **environment_now(run, session)})
 
 
 def software_origin(recipe_name: str) -> dict[str, object]:
@@ -153,36 +205,3 @@ def package_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None  # no git here, or a file system that does not answer
     return result.stdout.strip()
-
-
-def device_name(device: torch.device) -> str:
-    """Return the device's model, as its maker calls it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "cpu"
-
-
-def keep_rate(run: Run, session: Session) -> None:
-    """Keep the speed of a run that one device trained in one go, for later estimates."""
-    row = last_row(run.path)
-    in_one_go = dist.world_size() == 1 and row.get("segment") == 0
-    if not in_one_go or row["step"] < FEWEST_STEPS or not row["train_seconds"]:
-        return
-    model = session.recipe.model
-    remember_rate(
-        Rate(
-            device=device_name(session.device),
-            device_kind=session.device.type,
-            source=f"run {run.name}",
-            n_layer=model.n_layer,
-            n_embd=model.n_embd,
-            flops_per_second=row["total_flops"] / row["train_seconds"],
-            flops_per_token=row["total_flops"] / row["tokens"],
-            trained=digest_of_training(session.recipe),
-            tokens_per_second=row["tokens"] / row["wall_seconds"],
-        )
-    )

@@ -14,13 +14,18 @@ from efftrain_cli.foundation.console import make_console, say
 from efftrain_cli.foundation.errors import CheckpointError, DataError, DiskError, UsageError
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.foundation.step import Progress
-from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.plan.cost import checkpoint_bytes
 from efftrain_cli.plan.plan import model_config, plan_step
 from efftrain_cli.recipe.recipe import Recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.lines import read_lines
-from efftrain_cli.run.origin import imported_without_text, origin_data, read_origin
+from efftrain_cli.run.metrics import check_nothing_trained
+from efftrain_cli.run.origin import (
+    check_not_orphaned,
+    imported_without_text,
+    origin_data,
+    read_origin,
+)
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.training import dist
 
@@ -33,6 +38,22 @@ SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name", "optim.beta2_tokens")
 # --- the recipe -----------------------------------------------------------------------------------
 
 
+def accepted_recipe(
+    run: Path,
+    written: Recipe,
+    recipe: Recipe,
+    overrides: Sequence[str],
+    override: bool,
+) -> tuple[Recipe, Differences]:
+    """Return the recipe that a run goes on with, and what it newly differs in from that of its
+    checkpoint; otherwise as `check_recipe`."""
+    if any(each.partition("=")[0].strip() == "train.tokens" for each in overrides):
+        recipe, only_longer = trained_longer(run.name, written, recipe)
+        if only_longer:
+            return recipe, not_accepted(run, computed_differences(written, recipe))
+    return recipe, check_recipe(run, written, recipe, override)
+
+
 def computed_differences(written: Recipe, recipe: Recipe) -> Differences:
     """Return the keys that differ and change what a run computes, with both values."""
     differences = []
@@ -42,20 +63,14 @@ def computed_differences(written: Recipe, recipe: Recipe) -> Differences:
     return differences
 
 
-def accepted_differences(run: Path) -> Differences:
-    """Return the differences that an earlier `--override-resume` accepted."""
+def not_accepted(run: Path, differences: Differences) -> Differences:
+    """Return the differences that no earlier `--override-resume` accepted."""
     accepted: Differences = []
     # Not `read_events`: a difference that was accepted must match to the letter.
     for event in read_lines(run / "events.jsonl"):
-        differences = event.get("differences")
-        if event.get("event") == "override" and isinstance(differences, list):
-            accepted += differences
-    return accepted
-
-
-def not_accepted(run: Path, differences: Differences) -> Differences:
-    """Return the differences that no earlier `--override-resume` accepted."""
-    accepted = accepted_differences(run)
+        before = event.get("differences")
+        if event.get("event") == "override" and isinstance(before, list):
+            accepted += before
     return [entry for entry in differences if entry not in accepted]
 
 
@@ -144,17 +159,17 @@ def trained_longer(run: str, written: Recipe, recipe: Recipe) -> tuple[Recipe, b
     return recipe, all(longer.get(key) == values for key, *values in differences)
 
 
-def layout(section: Ouroboros) -> tuple[object, ...]:
-    """Return what decides which gradients are in flight after a step."""
-    return section.modules, section.split, section.warmup_steps
-
-
 def dropped_in_flight(written: Recipe, recipe: Recipe) -> str:
     """Return why a run cannot use the gradients in flight of its checkpoint; "" if it can."""
     before = written.delayed_gradients
     now = recipe.delayed_gradients
-    if before is None or (now is not None and layout(before) == layout(now)):
+    if before is None:
         return ""
+    # How due gradients are used decides nothing of those in flight.
+    if now is not None:
+        embedding = before.embedding_gradient
+        if replace(now, embedding_gradient=embedding, clip=before.clip) == before:
+            return ""
     reason = (
         f"[ouroboros] has changed: the gradients in flight, of up to {before.modules - 1} steps"
         " ago, are dropped"
@@ -195,7 +210,19 @@ def nothing_left(name: str, progress: Progress, recipe: Recipe, until: int | Non
     )
 
 
-# --- data and disk --------------------------------------------------------------------------------
+# --- the beginning, data and disk -----------------------------------------------------------------
+
+
+def check_beginning(run: Path, from_start: bool) -> None:
+    """Check that a run without a checkpoint may begin at step 1.
+
+    Raises:
+        CheckpointError: its first weights came from another run, or it has trained before and
+            `from_start` is not given.
+    """
+    check_not_orphaned(run)
+    if not from_start:
+        check_nothing_trained(run)
 
 
 def text_of(run: Path, recipe: Recipe) -> Corpus:

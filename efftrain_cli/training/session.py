@@ -20,7 +20,7 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.console import human, make_console
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import text_digest
-from efftrain_cli.foundation.step import Batch, Progress
+from efftrain_cli.foundation.step import Batch, Progress, StepPlan
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.plan import accumulation_steps, full_plan
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
@@ -28,11 +28,11 @@ from efftrain_cli.recipe.recipe import Recipe, dump_recipe
 from efftrain_cli.training import dist
 from efftrain_cli.training.build import build_state
 from efftrain_cli.training.compiling import compiles
+from efftrain_cli.training.device import has_bf16, wait_for
+from efftrain_cli.training.evaluation import gradient_norms
 from efftrain_cli.training.gradient import Gradient
 from efftrain_cli.training.memory import building_errors
-from efftrain_cli.training.precision import has_bf16
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.stopwatch import wait_for
 
 SLOW_TO_VERIFY = 10**9
 """From so many tokens on, verification takes seconds and is announced."""
@@ -314,3 +314,17 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
     for parameter in state.parameters.values():
         parameter.grad = None
     return seconds / plan.tokens
+
+
+def compute_again(
+    session: Session, state: TrainState, plan: StepPlan
+) -> tuple[float, dict[str, float]]:
+    """Return the loss of a planned step, and the l2 norm of the gradient of each block and of each
+    table outside. All ranks call it; nothing changes."""
+    batch = session.train_data.batch(plan, *state.sharing)
+    result = Gradient(session.recipe, state)(batch.to(state.device), plan)
+    norms = gradient_norms(state)
+    for parameter in state.parameters.values():
+        parameter.grad = None
+    values = torch.stack(list(norms.values())).tolist()
+    return float(result.scalars["loss"]), dict(zip(norms, values, strict=True))

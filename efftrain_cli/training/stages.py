@@ -19,7 +19,7 @@ from efftrain_cli.methods.staged_growth import StagedGrowth
 from efftrain_cli.methods.stages import parse_operator
 from efftrain_cli.plan.plan import after_growth, stage_ended
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.build import build_state
+from efftrain_cli.training.build import set_stage
 from efftrain_cli.training.evaluation import evaluate
 from efftrain_cli.training.loop import is_spent, train
 from efftrain_cli.training.record import StepRecord
@@ -129,15 +129,6 @@ def growth_state(state: TrainState) -> GrowthState:
         optimizer=optimizer,
         gradient_powers=state.optimizer.gradient_powers,
     )
-
-
-def set_stage(state: TrainState, recipe: Recipe, stage: int) -> None:
-    """Replace model and optimizer of `state` by fresh ones of a stage."""
-    fresh = build_state(recipe, state.model.config.vocab_size, state.device, stage)
-    state.model = fresh.model
-    state.parameters = fresh.parameters
-    state.optimizer = fresh.optimizer
-    state.division = fresh.division
 
 
 def load_grown(state: TrainState, grown: GrowthState) -> None:

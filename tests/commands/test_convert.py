@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from efftrain_cli.convert import import_hf
 from efftrain_cli.data import hub
 from efftrain_cli.foundation.errors import CheckpointError, DataError, EfftrainError, UsageError
-from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
+from efftrain_cli.training.loading import TrainedModel, load_trained_model
 from efftrain_cli.zeroshot.results import save_result
 from tests.conftest import cli, sets
 from tests.fake_runs import read_jsonl

@@ -18,7 +18,7 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.plan.rates import digest_of_training
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training import dist, summary
+from efftrain_cli.training import display, dist
 from tests.damage import flip
 from tests.fake_runs import read_jsonl
 from tests.faults.conftest import contents
@@ -152,7 +152,7 @@ def test_a_run_ends_with_its_result_and_the_next_command(lab, shown, tmp_path, l
     session.val_windows = torch.ones(4, 33, dtype=torch.int64)
     progress = Progress(step=20, tokens=2560, flops=3e12, train_seconds=44.0)
     run: Any = SimpleNamespace(name="r-seed1", path=tmp_path)
-    summary.show_result(shown, run, session, progress, loss)
+    display.show_result(shown, run, session, progress, loss)
     assert shown.file.getvalue().splitlines() == ends
 
 
@@ -182,10 +182,10 @@ def test_the_header_says_what_is_trained(lab, shown, monkeypatch):
     """320 rows and 32 positions x 64, 2 x (12 x 64^2 + 13 x 64) + 2 x 64: 122,624 parameters."""
     recipe = load_recipe(lab.recipe(), ["data.train=stdlib", "train.deterministic=true"])
     plan = summarize_plan(recipe, None, 300)
-    monkeypatch.setattr(summary, "data_warnings", lambda *words: ["little text"])
+    monkeypatch.setattr(display, "data_warnings", lambda *words: ["little text"])
     run: Any = SimpleNamespace(name="r-seed1")
     for step in (0, 5):
-        summary.show_header(shown, run, session_of(recipe), Progress(step=step), plan)
+        display.show_header(shown, run, session_of(recipe), Progress(step=step), plan)
     first, resumed = shown.file.getvalue().splitlines()[::5]
     assert first == "run     r-seed1 on cpu, 2 threads, fp32, deterministic kernels"
     assert resumed == "resumed r-seed1 after step 5 of 20"
@@ -202,7 +202,7 @@ def test_time_on_several_devices_is_said_to_be_of_an_even_share(lab, shown, monk
     plan = summarize_plan(recipe, None, 300)
     for devices, seconds in ((1, 400.0), (4, 100.0)):
         monkeypatch.setattr(dist, "world_size", lambda devices=devices: devices)
-        summary.show_steps(shown, recipe, plan, seconds)
+        display.show_steps(shown, recipe, plan, seconds)
     alone, together = shown.file.getvalue().splitlines()
     assert alone == (
         "steps   20 of 128 tokens; lr 0.003 after 5, cosine to 0.0003; about 6 min 40 s (probed)"
@@ -214,7 +214,7 @@ def test_a_faster_type_is_named_if_it_gains_much(lab, shown):
     recipe = load_recipe(lab.recipe())
     plan = summarize_plan(recipe, None, 300)
     for speedup in (1.05, 1.66):
-        summary.show_steps(shown, recipe, plan, 400.0, speedup)
+        display.show_steps(shown, recipe, plan, 400.0, speedup)
     *_, last = lines = shown.file.getvalue().splitlines()
     assert last == "dtype   bf16 would be about 1.7 times faster here: --set train.dtype=bf16"
     assert len(lines) == 3

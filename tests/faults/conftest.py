@@ -17,7 +17,8 @@ from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.files import disk_error, sha256_of
 from efftrain_cli.run.directory import Run, new_run
 from efftrain_cli.run.manifest import MANIFEST, write_manifest
-from efftrain_cli.training.checkpoint import load_newest, save
+from efftrain_cli.training.checkpoint import save
+from efftrain_cli.training.loading import load_newest
 from tests.conftest import invoke
 from tests.tiny import fresh, tiny_recipe
 from tests.trained_run import make_run
@@ -51,7 +52,7 @@ def step_of(path: Path | None) -> int | None:
 def newest_checkpoint(run: Run) -> Path | None:
     """Load the newest checkpoint that is whole, as a resume does, and return it."""
     loaded = load_newest(run.path, fresh(RECIPE, 300), RECIPE)
-    run.corrupt |= {path for path, _ in loaded.passed_over}
+    run.corrupt |= loaded.passed_over.keys()
     if loaded.path is not None:
         run.verified.add(loaded.path)
     return loaded.path

@@ -17,7 +17,7 @@ from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import checkpoints_of, new_run
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER, keep_weights, verify_checkpoint
 from efftrain_cli.training.build import build_state
-from efftrain_cli.training.checkpoint import load, read_recipe
+from efftrain_cli.training.loading import load, read_recipe
 from tests.conftest import REPOSITORY
 from tests.damage import flips
 from tests.faults.conftest import RECIPE, call, newest_checkpoint, seal, step_of, truncate
@@ -98,6 +98,9 @@ def test_a_checkpoint_that_keeps_its_weights_alone(run, capfd):
     assert step_of(newest_checkpoint(run)) == 5
     assert "does not list optimizer.safetensors" in capfd.readouterr().err
     assert verify_checkpoint(newest) == WITHOUT_OPTIMIZER
+    keep_weights(checkpoints_of(run.path)[0])
+    with pytest.raises(CheckpointError, match=r"begin again: efftrain pretrain .*r/recipe\.toml"):
+        newest_checkpoint(run)
 
 
 def test_no_valid_checkpoint_left(run):

@@ -62,7 +62,7 @@ def test_a_step_that_is_not_finite(lab, inject):
     layers = event["grad_norm_by_layer"]
     assert set(layers) == {"wte", "wpe", "h.0", "h.1", "ln_f"}
     if "register_hook" in inject:
-        assert event["nonfinite_layers"] == ["h.1"]
+        assert layers["h.1"] is None
         assert layers["h.0"] > 0
     assert lab.events("r", "end")[-1]["status"] == "diverged"
     assert lab.rows("r")[-1]["nonfinite"] is True
@@ -128,11 +128,8 @@ def test_a_model_that_no_memory_holds(lab):
     left."""
     large = sets("model.n_embd=131072", "model.n_layer=200")
     errors = lab.train("r", *large, code=5).errors
-    assert (
-        "a model of 41.2T parameters needs 660 TB for weights, gradients and moments, and this"
-        " machine has" in errors
-    )
-    assert "Lower model.n_layer (now 200) or model.n_embd (now 131072)" in errors
+    assert "a model of 41.2T parameters on micro-batches of" in errors
+    assert "lower model.n_layer (now 200) or model.n_embd (now 131072)" in errors
     assert not lab.run("r").exists()
 
 
@@ -140,7 +137,7 @@ def test_memory_that_runs_out_while_the_model_is_built(lab):
     """F26: the machine has it, but others hold it, or a limit is set."""
     large = sets("model.n_embd=1024", "model.n_layer=48")
     errors = lab.train("r", *large, inject=LITTLE_MEMORY, code=5).errors
-    assert "more than cpu has free. Lower model.n_layer (now 48)" in errors
+    assert "more than cpu has free\n  lower model.n_layer (now 48)" in errors
     assert not lab.run("r").exists()
 
 

@@ -43,7 +43,7 @@ def test_a_last_save_that_is_refused(lab):
     """F64: exit 6 at the end, with its event; the checkpoint before is the one to go on from."""
     inject = REFUSE_SAVES.replace("KIND", "EROFS").replace("TIMES", "99")
     errors = lab.train("r", "--steps", "10", inject=inject, code=6).errors
-    assert "Read-only file system (EROFS). Earlier checkpoints are untouched" in errors
+    assert "Read-only file system\n  make room, or make it readable and writable" in errors
     assert lab.checkpoints("r") == ["step-00000005"]
     assert lab.events("r", "end")[-1]["status"] == "disk"
     lab.resume()

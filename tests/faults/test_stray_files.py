@@ -13,7 +13,7 @@ from efftrain_cli.foundation.errors import EfftrainError, RunLockedError
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run.small_files import read_run
-from efftrain_cli.training.trained_model import find_checkpoint
+from efftrain_cli.training.loading import find_checkpoint
 from tests.conftest import invoke
 from tests.fake_runs import write_run
 from tests.faults.conftest import call, save_step

@@ -8,13 +8,12 @@ import shlex
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from efftrain_cli.foundation.errors import UnsoundError
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.training import dist
 from efftrain_cli.training.checkpoint import nonfinite_tensors
-from tests.faults.conftest import save_step, seal, step_of
+from tests.faults.conftest import save_step, step_of
 from tests.launch import Process
 
 # Once, after the update of step 8: the steps before it are sound, step 9 computes with what is
@@ -118,18 +117,6 @@ def test_a_stop_does_not_save_it_either(lab):
     )
     lab.train(inject=inject, code=4)
     assert lab.checkpoints("r") == ["step-00000005"]
-
-
-def test_an_old_checkpoint_with_nan_in_it_is_passed_over(lab):
-    """Written by a version that did not look, with a manifest that vouches for it."""
-    lab.train("r", "--steps", "10")
-    path = lab.checkpoint("r", 10) / "model.safetensors"
-    tensors = load_file(path)
-    tensors["wte.weight"][0, 0] = float("nan")
-    save_file(tensors, path)
-    seal(lab.checkpoint("r", 10))
-    assert "NaN or infinity in wte.weight; trying the one before" in lab.resume().errors
-    assert "step-00000010.corrupt" in lab.checkpoints("r")
 
 
 def test_what_another_rank_holds_is_not_saved_if_it_is_not_finite(run, monkeypatch):

@@ -19,8 +19,8 @@ from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training import dist
-from efftrain_cli.training.checkpoint import load
 from efftrain_cli.training.evaluation import evaluate
+from efftrain_cli.training.loading import load
 from efftrain_cli.training.record import StepRecord, read_records
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.training.state import TrainState

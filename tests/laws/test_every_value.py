@@ -15,7 +15,8 @@ from efftrain_cli.model.hf import to_hf
 from efftrain_cli.plan.plan import model_config, plan_run
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.training.stages import GrowthRecord, set_stage, train_stages
+from efftrain_cli.training.build import set_stage
+from efftrain_cli.training.stages import GrowthRecord, train_stages
 from tests.launch import run_ranks
 from tests.laws.every_value import OF_MODEL, OF_TRAINING, STAGES, VALUES, overrides_of
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, run

@@ -194,11 +194,11 @@ def test_imports_point_down():
     assert not wrong, "these imports point up:\n" + "\n".join(sorted(wrong))
 
 
-MOST_FILES = {"cli": 24, "training": 30, "model": 13}
+MOST_FILES = {"cli": 24, "training": 24, "model": 13}
 """Files of the packages that may have more than twelve."""
 LONG = {
     "data/building.py", "model/gpt.py", "model/hf.py", "plan/plan.py", "recipe/sections.py",
-    "study/plans.py", "training/checkpoint.py",
+    "study/plans.py",
 }  # fmt: skip
 """Files of more than 400 lines, which are to be divided."""
 

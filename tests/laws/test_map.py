@@ -226,7 +226,7 @@ NEWEST = {
                 '        "residual_rms", "train"\n',
             ),
             Edit(
-                "training/internals.py",
+                "training/evaluation.py",
                 '        columns[f"residual_rms_h.{number}"] = rms\n',
                 '        columns[f"residual_h.{number}"] = rms\n',
             ),

@@ -11,7 +11,7 @@ import torch
 from efftrain_cli.data.tokenizer import train_tokenizer
 from efftrain_cli.model.generate import GREEDY, Sampling, draw, generate
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.training.trained_model import generate_text
+from efftrain_cli.training.loading import generate_text
 from tests.tiny import config_of
 from tests.trained_run import random_gpt
 

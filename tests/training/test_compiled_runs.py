@@ -15,9 +15,9 @@ from efftrain_cli.bench import random_windows
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training import loop
 from efftrain_cli.training.compiling import compiled_graphs
+from efftrain_cli.training.device import Stopwatch
 from efftrain_cli.training.record import StepRecord, read_records
 from efftrain_cli.training.stages import train_stages
-from efftrain_cli.training.stopwatch import Stopwatch
 from tests.tiny import changed, fresh
 
 TINY = [

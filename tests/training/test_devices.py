@@ -9,7 +9,7 @@ import torch
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.kernels import choose_matmul_precision
-from efftrain_cli.training.precision import compute_dtype
+from efftrain_cli.training.device import compute_dtype
 from efftrain_cli.training.session import choose_device
 from tests.tiny import tiny_recipe
 

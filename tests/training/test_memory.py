@@ -109,20 +109,14 @@ def test_out_of_memory_by_any_name_says_what_to_change(text):
     assert text.splitlines()[0] in str(caught.value)
 
 
+SMALLEST = ["train.micro_batch_tokens=1024", "train.activation_checkpointing=true"]
+
+
 @pytest.mark.parametrize(
     "words, fix",
     [
-        (
-            [],
-            (
-                "set train.micro_batch_tokens = 1024 (now 32768) or train.activation_checkpointing"
-                " = true"
-            ),
-        ),
-        (
-            ["train.micro_batch_tokens=1024", "train.activation_checkpointing=true"],
-            "set a lower model.seq_len",
-        ),
+        ([], "set train.micro_batch_tokens = 1024 (now 32768) or set train.activation_check"),
+        (SMALLEST, "lower model.seq_len"),
     ],
 )
 def test_activations_that_no_memory_holds_are_refused_before_building(words, fix, monkeypatch):
@@ -150,8 +144,7 @@ def test_all_processes_of_a_machine_are_counted(monkeypatch, strategy, fits):
     monkeypatch.setattr(memory, "machine_memory", lambda: int(9e9))
     monkeypatch.setattr(dist, "world_size", lambda: 8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    words = ["train.micro_batch_tokens=1024", "train.activation_checkpointing=true"]
-    recipe = load_recipe("gpt2-117m", [*words, f"parallel.strategy={strategy}"])
+    recipe = load_recipe("gpt2-117m", [*SMALLEST, f"parallel.strategy={strategy}"])
     if strategy == "shard":
         with building_errors(recipe, 50257, CPU):
             return

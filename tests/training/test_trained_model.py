@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
-from efftrain_cli.training.trained_model import load_trained_model
+from efftrain_cli.training.loading import load_trained_model
 from tests.conftest import cli
 from tests.damage import flip
 from tests.trained_run import make_run

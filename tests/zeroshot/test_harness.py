@@ -19,7 +19,7 @@ lm_eval = pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
 from efftrain_cli.model.hf import write_hf  # noqa: E402
-from efftrain_cli.training.trained_model import TrainedModel, load_trained_model  # noqa: E402
+from efftrain_cli.training.loading import TrainedModel, load_trained_model  # noqa: E402
 from efftrain_cli.zeroshot.model import HarnessModel  # noqa: E402
 from efftrain_cli.zeroshot.score import score_task  # noqa: E402
 from efftrain_cli.zeroshot.tasks import TASKS, find_specs, load_tasks  # noqa: E402
