@@ -98,13 +98,13 @@ def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
         4 * recipe.model.seq_len,
         min(20_000_000, 300 * recipe.train.batch_size * recipe.model.seq_len),
     )
-    writer = ShardWriter(folder, "bench", vocab_size)
+    writer = ShardWriter(folder / "bench.bin", vocab_size)
     ids = np.random.Generator(np.random.Philox(0)).integers(
         0, vocab_size - 1, tokens, dtype=np.uint32
     )
     writer.add(ids)
     writer.close()
-    shards = TokenShards(folder, writer.entries, vocab_size)
+    shards = TokenShards(writer.path, writer.shards, vocab_size)
     return Windows(shards, recipe.model.seq_len, recipe.seed, pin_memory=torch.cuda.is_available())
 
 

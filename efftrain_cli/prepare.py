@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from efftrain_cli.data.corpus import Corpus, dtype_for
+from efftrain_cli.data.corpus import Corpus, SplitEntry, TokenShards
 from efftrain_cli.data.windows import Windows, data_warnings
 from efftrain_cli.foundation.console import (
     human,
@@ -25,63 +25,62 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     manifest = corpus.manifest
     seq_len = recipe.model.seq_len
     train = Windows(corpus.train, seq_len, recipe.seed)
-    plan = summarize_plan(recipe)
+    needed = summarize_plan(recipe).windows
     problems = []
     warnings = list(corpus.notes)
     epochs = None
     validation = 0
     try:
-        epochs = train.epochs(plan.windows)
-        train.check_budget(plan.windows, recipe.data)
+        epochs = train.epochs(needed)
+        train.check_budget(needed, recipe.data)
     except (DataError, RecipeError) as error:
         problems.append(str(error))
     try:
-        validation = len(
-            Windows(corpus.valid, seq_len, recipe.seed).validation_starts(recipe.eval.windows)
-        )
+        starts = Windows(corpus.valid, seq_len, recipe.seed).validation_starts(recipe.eval.windows)
+        validation = len(starts)
     except DataError as error:
         problems.append(str(error))
+    mix = []
     if epochs is not None:
-        warnings += data_warnings(train, plan.windows, validation)
-    sides = {
-        side: {
-            "sources": manifest["sources"][side],
-            **{key: manifest[side][key] for key in ("documents", "bytes", "tokens")},
-            "shards": len(manifest[side]["shards"]),
-        }
-        for side in ("train", "valid")
-    }
+        warnings += data_warnings(train, needed, validation)
+        by_source = train.epochs_of_sources(needed)
+        for part in corpus.train.parts:
+            each = by_source[part.name]
+            mix.append(
+                {"path": part.name, "weight": part.weight, "tokens": part.tokens, "epochs": each}
+            )
+    splits = (corpus.train, corpus.valid)
     return {
-        **sides,
-        "split": manifest["split"],
+        "train": _side(corpus.train, manifest.train, manifest.sources["train"]),
+        "valid": _side(corpus.valid, manifest.valid, manifest.sources["valid"]),
+        "split": manifest.split,
         "tokenizer": recipe.data.tokenizer,
         "tokenizer_sha256": corpus.tokenizer_sha256,
         "vocab_size": corpus.vocab_size,
         "eot_id": corpus.eot_id,
         "bytes_per_token": corpus.bytes_per_token,
-        "overlap": manifest["overlap"],
-        "skipped": manifest["skipped"],
-        "empty": manifest["empty"],
+        **{key: manifest.tally[key] for key in ("overlap", "skipped", "empty")},
         "windows_per_epoch": train.per_epoch if epochs is not None else 0,
-        "windows_needed": plan.windows,
+        "windows_needed": needed,
         "epochs": epochs,
-        "mix": [
-            {
-                "path": part.name,
-                "weight": part.weight,
-                "tokens": part.tokens,
-                "epochs": train.epochs_of_sources(plan.windows).get(part.name),
-            }
-            for part in (corpus.train.parts if epochs is not None else ())
-        ],
-        "limits": manifest.get("limits"),
+        "mix": mix,
+        "limits": manifest.limits,
         "validation_windows": validation,
         "problems": problems,
         "warnings": warnings,
-        "disk_bytes": dtype_for(corpus.vocab_size).itemsize
-        * (corpus.train.tokens + corpus.valid.tokens),
+        "disk_bytes": sum(split.path.stat().st_size for split in splits),
         "data_hash": corpus.data_hash,
         "folder": str(corpus.folder),
+    }
+
+
+def _side(shards: TokenShards, entry: SplitEntry, sources: list[str]) -> dict[str, Any]:
+    return {
+        "sources": sources,
+        "documents": shards.documents,
+        "bytes": entry.bytes,
+        "tokens": shards.tokens,
+        "shards": len(shards.shards),
     }
 
 

@@ -154,7 +154,7 @@ def windows_of(
     folder: Path, ids: np.ndarray, seq_len: int, seed: int, vocab_size: int = VOCAB_SIZE
 ) -> Windows:
     """Windows over one document of these tokens; the last id of the vocabulary ends it."""
-    writer = ShardWriter(folder, "train", vocab_size)
+    writer = ShardWriter(folder / "train.bin", vocab_size)
     writer.add(np.append(ids, vocab_size - 1))
     writer.close()
-    return Windows(TokenShards(folder, writer.entries, vocab_size), seq_len, seed)
+    return Windows(TokenShards(writer.path, writer.shards, vocab_size), seq_len, seed)

@@ -71,10 +71,10 @@ class Bench:
             count = 200_000 if self.smoke else 6_000_000
             tokens = np.random.Generator(np.random.Philox(0)).integers(0, vocab - 1, count)
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        writer = ShardWriter(folder, "tokens", vocab)
+        writer = ShardWriter(folder / "tokens.bin", vocab)
         writer.add(np.asarray(tokens, dtype=np.uint32))
         writer.close()
-        return TokenShards(folder, writer.entries, vocab)
+        return TokenShards(writer.path, writer.shards, vocab)
 
 
 class Training:

@@ -135,7 +135,7 @@ def _sum_lines(recipe: Recipe, vocab_size: int) -> Iterator[str]:
 
 
 def _find_text(recipe: Recipe) -> TextFacts:
-    from efftrain_cli.data.prepare import limits_of, prepared_corpus, size_of_text
+    from efftrain_cli.data.prepare import limits_of, prepared_corpus
 
     try:
         corpus = prepared_corpus(recipe)
@@ -144,7 +144,9 @@ def _find_text(recipe: Recipe) -> TextFacts:
     if corpus is not None:
         return TextFacts(corpus=corpus)
     needed = limits_of(recipe).train or 0
-    return TextFacts(text_bytes=size_of_text(find_sources(recipe.data)), needed_tokens=needed)
+    text = find_sources(recipe.data)
+    size = sum(source.size for source in text.sources)
+    return TextFacts(text_bytes=size, needed_tokens=needed)
 
 
 def _epochs(recipe: Recipe, corpus: Corpus, cost: PlanCost) -> float:

@@ -1,18 +1,18 @@
-"""A prepared corpus: two splits of token shards, their tokenizer, and a manifest that binds them
-together.
+"""A prepared corpus: two splits of tokens, their tokenizer, and a manifest that binds them.
 
-A shard is a file of token ids, uint16 or uint32, little-endian, and nothing else. Sizes are checked
-whenever a corpus is opened, so truncation never goes unseen. Contents are checked by
-`Corpus.verify`, before training, and by every read from a shard whose file has changed since.
+A split is a file of token ids, uint16 or uint32, little-endian, and nothing else. The manifest has
+the sha256 of each of its shards, stretches of about 67 million tokens. Sizes are checked whenever a
+corpus is opened, so truncation never goes unseen. Contents are checked by `Corpus.verify`, before
+training, and by every read from a file that has changed since.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar, NamedTuple
 
@@ -25,13 +25,26 @@ from efftrain_cli.foundation.records import Part as Fields
 from efftrain_cli.foundation.records import Record, read_record, text_digest, write_record
 
 
-class ShardEntry(Fields):
-    """What a manifest says of a shard."""
+class Shard(Fields):
+    """A stretch of a split's file."""
 
-    file: str
     tokens: int
     sha256: str
-    """Of the file."""
+
+
+class SplitEntry(Fields):
+    """What a manifest says of a split."""
+
+    shards: list[Shard]
+    documents: int
+    bytes: int
+    """Of its text as UTF-8."""
+    parts: list[int]
+    """Tokens of each [[data.sources]], or of the one text."""
+
+
+NOTHING = SplitEntry(shards=[], documents=0, bytes=0, parts=[0])
+"""What a new writer has written."""
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
@@ -39,67 +52,70 @@ def dtype_for(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-@dataclass
 class ShardWriter:
-    """Writes token ids as shards `<prefix>-00000.bin`, ... into a folder that nobody reads yet."""
+    """Writes a split's tokens into a file that nobody reads yet, shard by shard."""
 
-    folder: Path
-    prefix: str
-    vocab_size: int
-    entries: list[ShardEntry] = field(default_factory=list)
-    """Of the closed shards."""
-    open_tokens: int = 0
-    """Ids of the open shard."""
-    in_document: bool = False
-    """Whether the last document goes on."""
-    _file: IO[bytes] | None = None
+    def __init__(
+        self,
+        path: Path,
+        vocab_size: int,
+        written: SplitEntry = NOTHING,
+    ) -> None:
+        """Begin behind the shards that were written; what else the file has is cut off."""
+        self.path = path
+        self.vocab_size = vocab_size
+        self.shards = list(written.shards)
+        self.documents = written.documents
+        self.bytes = written.bytes
+        self.parts = list(written.parts)
+        self._file: IO[bytes] | None = None
 
     @property
-    def tokens(self) -> int:
-        """Ids of all shards."""
-        return self.open_tokens + sum(entry.tokens for entry in self.entries)
+    def open_tokens(self) -> int:
+        """Ids of the open shard."""
+        return sum(self.parts) - sum(shard.tokens for shard in self.shards)
 
-    @property
-    def _path(self) -> Path:
-        return self.folder / f"{self.prefix}-{len(self.entries):05d}.bin"
-
-    def add(self, ids: np.ndarray) -> None:
-        """Append ids.
+    def add(self, ids: np.ndarray, part: int = 0) -> None:
+        """Append ids of a source.
 
         Raises:
             DataError: an id is not below the vocabulary size.
-            OSError: the disk refused; the error names the shard.
+            OSError: the disk refused.
         """
-        if len(ids) == 0:
-            return
-        largest = int(ids.max())
+        largest = int(ids.max(initial=0))
         if largest >= self.vocab_size:
             raise DataError(
                 f"token id {largest}, but the tokenizer's vocabulary has {self.vocab_size} tokens"
                 " (ids from 0)\n  give files of a tokenizer that belong together"
             )
-        content = ids.astype(dtype_for(self.vocab_size)).tobytes()
-        with _named_errors(self._path):
-            if self._file is None:
-                self._file = open(self._path, "wb")  # noqa: SIM115  closed by close()
-                self._hash = hashlib.sha256()
-            self._file.write(content)
+        dtype = dtype_for(self.vocab_size)
+        if self._file is None:
+            self._file = open(self.path, "ab")  # noqa: SIM115  closed by close()
+            self._file.truncate(sum(self.parts) * dtype.itemsize)
+            self._hash = hashlib.sha256()
+        content = ids.astype(dtype).tobytes()
+        self._file.write(content)
         self._hash.update(content)
-        self.open_tokens += len(ids)
+        self.parts[part] += len(ids)
 
     def close(self) -> None:
-        """Flush the open shard to disk; nothing happens if none is open."""
+        """End the open shard and flush it to disk; nothing happens if none is open."""
         if self._file is None:
             return
-        with _named_errors(self._path), self._file as file:
+        with self._file as file:
             self._file = None
             file.flush()
             os.fsync(file.fileno())
-        digest = self._hash.hexdigest()
-        self.entries.append(
-            ShardEntry(file=self._path.name, tokens=self.open_tokens, sha256=digest)
+        self.shards.append(Shard(tokens=self.open_tokens, sha256=self._hash.hexdigest()))
+
+    def entry(self) -> SplitEntry:
+        """Return what a manifest says of the closed shards."""
+        return SplitEntry(
+            shards=self.shards,
+            documents=self.documents,
+            bytes=self.bytes,
+            parts=self.parts,
         )
-        self.open_tokens = 0
 
 
 class Part(NamedTuple):
@@ -123,40 +139,34 @@ def apportion(weights: list[float], total: int) -> list[int]:
 
 @dataclass
 class TokenShards:
-    """The shards of one split, read as a single sequence of tokens.
+    """A split: its shards, read as a single sequence of tokens.
 
     Raises:
-        DataError: a shard is missing, or not of the size that the manifest says.
+        DataError: the file is missing, or not of the size that the manifest says.
     """
 
-    folder: Path
-    entries: list[ShardEntry]
+    path: Path
+    shards: list[Shard]
     vocab_size: int
     parts: tuple[Part, ...] = ()
-    """The sources in their order, where there are several; their tokens stand one after the
-    other."""
+    """The sources in their order, if there are several; their tokens stand one after the other."""
     documents: int = 0
 
     def __post_init__(self) -> None:
-        self._ends = np.cumsum([entry.tokens for entry in self.entries], dtype=np.int64)
-        self.stamps = [self._stamp(entry) for entry in self.entries]
-        """What each file was when it was opened or last verified."""
+        self.stamp = self._read_stamp()
+        """What the file was when it was opened or last verified."""
         # A plain array over the map: slicing np.memmap itself costs several times as much.
-        self.ids = [
-            np.memmap(self.folder / entry.file, dtype_for(self.vocab_size), "r").view(np.ndarray)
-            for entry in self.entries
-        ]
-        """Ids of each shard, memory-mapped."""
+        self.ids = np.memmap(self.path, dtype_for(self.vocab_size), "r").view(np.ndarray)
 
     @property
     def tokens(self) -> int:
         """Token ids, end-of-text tokens included."""
-        return sum(entry.tokens for entry in self.entries)
+        return sum(shard.tokens for shard in self.shards)
 
     @property
     def sha256(self) -> str:
         """Fingerprint of every id in order, as the manifest states it."""
-        return text_digest("\n".join(entry.sha256 for entry in self.entries))
+        return text_digest("\n".join(shard.sha256 for shard in self.shards))
 
     def read(
         self,
@@ -166,69 +176,41 @@ class TokenShards:
         """Return `length` ids from each of `starts`, int64 (starts, length).
 
         Raises:
-            DataError: a shard's file has changed, and its ids are not those that were written.
+            DataError: the file has changed, and its ids are not those that were written.
         """
-        first = np.asarray(starts, dtype=np.int64)
-        out = np.empty((len(first), length), dtype=np.int64)
-        shards = np.searchsorted(self._ends, first, side="right")
-        last = np.searchsorted(self._ends, first + length - 1, side="right")
-        for number in np.unique(np.concatenate([shards, last])).tolist():
-            self._check(number)
-            ids = self.ids[number]
-            begin = int(self._ends[number]) - len(ids)
-            rows = (shards == number) & (last == number)
-            if rows.any():
-                out[rows] = sliding_window_view(ids, length)[first[rows] - begin]
-        for row in np.flatnonzero(shards != last).tolist():
-            inside = self.ids[shards[row] : last[row] + 1]
-            skip = int(first[row] - self._ends[shards[row]]) + len(inside[0])
-            out[row] = np.concatenate(inside)[skip : skip + length]
-        return out
+        self.verify(self.stamp)
+        rows = np.asarray(starts, dtype=np.int64)
+        return sliding_window_view(self.ids, length)[rows].astype(np.int64)
 
-    def verify(self, known: dict[str, list[int]]) -> None:
-        """Compare every shard with its sha256 whose file differs from a stamp in `known`.
+    def verify(self, known: list[int]) -> None:
+        """Compare every shard with its sha256, if the file differs from the stamp `known`: a read
+        past the end of a file that was cut would end the process (SIGBUS).
 
         Raises:
             DataError: one differs.
         """
-        for number, entry in enumerate(self.entries):
-            self.stamps[number] = known.get(entry.file, [])
-            self._check(number)
-
-    def _check(self, number: int) -> None:
-        """Compare a shard with its sha256 if its file has changed: a read past the end of a file
-        that was cut would end the process (SIGBUS)."""
-        entry = self.entries[number]
-        stamp = self._stamp(entry)
-        if stamp == self.stamps[number]:
+        stamp = self._read_stamp()
+        if stamp == known:
             return
-        path = self.folder / entry.file
-        if sha256_of(path) != entry.sha256:
-            raise damaged(path, "its tokens are not those that were written")
-        self.stamps[number] = stamp
+        start = 0
+        for shard in self.shards:
+            ids = self.ids[start : start + shard.tokens]
+            if hashlib.sha256(ids.data).hexdigest() != shard.sha256:
+                raise damaged(self.path, "its tokens are not those that were written")
+            start += shard.tokens
+        self.stamp = stamp
 
-    def _stamp(self, entry: ShardEntry) -> list[int]:
-        """Return what changes with the content of a shard's file; check its size."""
-        path = self.folder / entry.file
-        expected = entry.tokens * dtype_for(self.vocab_size).itemsize
+    def _read_stamp(self) -> list[int]:
+        """Return what changes with the content of the file; check its size."""
+        expected = self.tokens * dtype_for(self.vocab_size).itemsize
         try:
-            stat = path.stat()
+            stat = self.path.stat()
         except OSError as error:
-            raise damaged(path, f"cannot be read: {error.strerror}") from error
+            raise damaged(self.path, f"cannot be read: {error.strerror}") from error
         if stat.st_size != expected:
-            raise damaged(path, f"{stat.st_size:,} bytes where {expected:,} are expected")
+            raise damaged(self.path, f"{stat.st_size:,} bytes where {expected:,} are expected")
         # The change time cannot be set back, as the modification time can.
         return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-
-
-@contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    """Name the file in an OSError that names none, as those of write and fsync."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
 
 
 def damaged(path: Path, what: str) -> DataError:
@@ -245,26 +227,22 @@ class TokenizerEntry(Fields):
     eot_id: int
 
 
-class SplitEntry(Fields):
-    """A split's shards and counts."""
-
-    shards: list[ShardEntry]
-    documents: int
-    bytes: int
-    tokens: int
-    parts: list[int] | None = None
-
-
 class CorpusManifest(Record):
     """manifest.json of a prepared corpus."""
 
-    newest: ClassVar[int] = 3
+    newest: ClassVar[int] = 4
     restore: ClassVar[str] = "Delete its folder and run `efftrain prepare` again"
 
     schema_version: int
     tokenizer: TokenizerEntry
     train: SplitEntry
     valid: SplitEntry
+    split: str
+    """How the sides were divided: "given", "cut" or "held out"."""
+    sources: dict[str, list[str]]
+    """What each side was read from, in words."""
+    tally: dict[str, Any]
+    """The fields of `documents.Tally`."""
     limits: dict[str, int | None]
     """Most tokens of each side; null: all there are."""
     data_hash: str
@@ -272,11 +250,10 @@ class CorpusManifest(Record):
 
 
 class Verified(Record):
-    """verified.json beside the shards: what their files were when they were last verified."""
+    """verified.json: what the files of the splits were when they were last verified."""
 
-    newest: ClassVar[int] = 1
-
-    stamps: dict[str, list[int]]
+    train: list[int]
+    valid: list[int]
 
 
 @dataclass(frozen=True)
@@ -284,7 +261,7 @@ class Corpus:
     """Prepared data, open for reading."""
 
     folder: Path
-    """Holds the shards, tokenizer.json and manifest.json."""
+    """Holds train.bin, valid.bin, tokenizer.json and manifest.json."""
     train: TokenShards
     valid: TokenShards
     tokenizer_path: Path
@@ -299,8 +276,7 @@ class Corpus:
     """Fingerprint of every token of both splits and of the tokenizer: equal means the same data."""
     bytes_per_token: float
     """UTF-8 bytes of validation text per validation token, end-of-text tokens counted."""
-    manifest: dict[str, Any]
-    """What prepare found: sources, counts, overlap, skipped documents."""
+    manifest: CorpusManifest
     notes: tuple[str, ...] = ()
     """What a reader should know of how the text was prepared, in sentences."""
 
@@ -312,10 +288,10 @@ class Corpus:
     @property
     def holds_all(self) -> bool:
         """Whether all of its text was prepared, and not as much as a recipe needed."""
-        return not any(self.manifest["limits"].values())
+        return not any(self.manifest.limits.values())
 
     def verify(self, full: bool = False) -> None:
-        """Compare with its sha256 every shard that has changed since it was last verified.
+        """Compare with its sha256 every token that may have changed since it was last verified.
 
         Args:
             full: compare all of them.
@@ -324,24 +300,21 @@ class Corpus:
             DataError: one is damaged.
         """
         path = self.folder / "verified.json"
-        known: dict[str, list[int]] = {}
+        known = Verified(train=[], valid=[])
         if not full:
             with suppress(DataError, OSError):
-                known = read_record(path, Verified).stamps
-        stamps = {}
-        for side in (self.train, self.valid):
-            side.verify(known)
-            for entry, stamp in zip(side.entries, side.stamps, strict=True):
-                stamps[entry.file] = stamp
-        if stamps != known:
+                known = read_record(path, Verified)
+        self.train.verify(known.train)
+        self.valid.verify(known.valid)
+        now = Verified(train=self.train.stamp, valid=self.valid.stamp)
+        if now != known:
             with suppress(OSError):  # another user's cache
-                write_record(path, Verified(stamps=stamps))
+                write_record(path, now)
 
 
 def open_corpus(
     folder: Path,
     sources: Sequence[tuple[str, float]] = (),
-    notes: Sequence[str] = (),
 ) -> Corpus:
     """Open a prepared corpus. Check that its files belong together and are of full size.
 
@@ -361,25 +334,27 @@ def open_corpus(
     tokenizer_path = folder / "tokenizer.json"
     if not tokenizer_path.is_file() or sha256_of(tokenizer_path) != tokenizer.file_sha256:
         raise damaged(tokenizer_path, "missing or changed since the corpus was prepared")
-    splits = []
-    for side in (record.train, record.valid):
-        parts = []
-        for source, tokens in zip(sources, side.parts or (), strict=False):
-            parts.append(Part(*source, tokens))
-        splits.append(
-            TokenShards(folder, side.shards, tokenizer.vocab_size, tuple(parts), side.documents)
+
+    splits = {}
+    for side, entry in (("train", record.train), ("valid", record.valid)):
+        parts: list[Part] = []
+        if side == "train" or record.split != "given":
+            for source, tokens in zip(sources, entry.parts, strict=False):
+                parts.append(Part(*source, tokens))
+        path = folder / f"{side}.bin"
+        splits[side] = TokenShards(
+            path, entry.shards, tokenizer.vocab_size, tuple(parts), entry.documents
         )
-    train, valid = splits
     return Corpus(
         folder,
-        train,
-        valid,
+        splits["train"],
+        splits["valid"],
         tokenizer_path,
         tokenizer.vocab_size,
         tokenizer.eot_id,
         tokenizer_sha256=tokenizer.sha256,
         data_hash=record.data_hash,
-        bytes_per_token=record.valid.bytes / valid.tokens,
-        manifest=record.to_json(),
-        notes=(*record.notes, *notes),
+        bytes_per_token=record.valid.bytes / splits["valid"].tokens,
+        manifest=record,
+        notes=tuple(record.notes),
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import IO, Any
+from typing import Any
 
 from efftrain_cli.data.hub import no_field, open_dataset
 from efftrain_cli.data.sources import Source
@@ -101,16 +101,9 @@ class Reader:
             DataError: the source cannot be read, or a row is bad and `skip_bad` is not set.
             Stop: a signal came.
         """
-        if position:
-            self.rows = position["rows"]
         name = printable(self.source.name)
-        read: Iterator[Any] = iter([None][self.rows :])
-        if self.source.kind == "jsonl":
-            read = self._lines()
-        elif not self.source.is_whole:
-            read = self._records(position)
         try:
-            for row in read:
+            for row in self._rows(position):
                 check_stop()
                 self.rows += 1
                 self.tally.rows += 1
@@ -136,35 +129,33 @@ class Reader:
             state = self._stream.state_dict()
         return {"rows": self.rows, "stream": state}
 
-    def _lines(self) -> Iterator[bytes | str]:
-        with _opened(self.source.name) as file:
-            lines: IO[Any] = file
-            encoding = _encoding(file.peek(4))
-            if encoding != "utf-8-sig":
-                lines = io.TextIOWrapper(file, encoding=encoding, newline="\n")
-            yield from islice(lines, self.rows, None)
-
-    def _records(self, position: Position | None) -> Iterator[dict[str, Any]]:
-        self._stream = open_dataset(self.source)
+    def _rows(self, position: Position | None) -> Iterator[Any]:
+        """Yield lines of JSON, records, or None for a source that is one document."""
         if position:
-            self._stream.load_state_dict(position["stream"])
-        yield from self._stream
+            self.rows = position["rows"]
+        if self.source.is_whole:
+            yield None
+        elif self.source.kind == "jsonl":
+            with _opened(self.source.name) as file:
+                lines = io.TextIOWrapper(file, _encoding(file), "surrogateescape", newline="\n")
+                yield from islice(lines, self.rows, None)
+        else:
+            self._stream = open_dataset(self.source)
+            if position:
+                self._stream.load_state_dict(position["stream"])
+            yield from self._stream
 
     def _document(self, place: str, row: Any) -> Document | None:
-        """Return the document of a row; None if it has no text or is bad.
-
-        Args:
-            row: a line of JSON, a record, or None of a source that is one document.
-        """
+        """Return the document of a row; None if it has no text or is bad."""
         try:
             pieces = partial(read_pieces, self.source.name)
             if row is not None:
                 pieces = partial(iter, [self._text_of(place, row)])
             document = measure(place, pieces)
-        except UnicodeDecodeError as error:
-            fault = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
         except json.JSONDecodeError as error:
             fault = f"not JSON at character {error.pos + 1:,}: {error.msg}"
+        except UnicodeEncodeError as error:
+            fault = f"not UTF-8: {error.object[error.start]!r}"
         except (ValueError, TypeError, RecursionError) as error:
             fault = str(error)
         else:
@@ -186,8 +177,6 @@ class Reader:
     def _text_of(self, place: str, row: Any) -> str:
         """Return the text of a row, "" if it has none."""
         name = self.source.text_field
-        if isinstance(row, bytes):
-            row = row.decode("utf-8-sig")
         if isinstance(row, str):
             row = json.loads(row) if row.strip() else {name: None}
         if not isinstance(row, dict):
@@ -239,7 +228,7 @@ def read_pieces(name: str) -> Iterator[str]:
         ValueError: the file is not in that encoding; names the line.
     """
     with _opened(name) as file:
-        encoding = _encoding(file.peek(4))
+        encoding = _encoding(file)
         decoder = codecs.getincrementaldecoder(encoding)()
         newlines = io.IncrementalNewlineDecoder(decoder, translate=True)
         lines = 1
@@ -267,7 +256,8 @@ def _opened(name: str) -> io.BufferedReader:
     return io.BufferedReader(pyarrow.input_stream(name, compression="detect"))
 
 
-def _encoding(start: bytes) -> str:
+def _encoding(file: io.BufferedReader) -> str:
     """Return the encoding that a file's first bytes name."""
+    start = file.peek(4)
     names = [name for mark, name in _MARKS.items() if start.startswith(mark)]
     return names[0] if names else "utf-8-sig"

@@ -3,7 +3,6 @@ not after retries."""
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from efftrain_cli.data.sources import Source
 from efftrain_cli.foundation.errors import DataError
@@ -23,13 +23,12 @@ MODEL_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
 def hub_unreachable() -> str:
     """Return why the Hub cannot be asked, or "", after `PROBE_SECONDS` and the look-up of its name
     at most."""
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
-        if os.environ.get(name, "").upper() in ("1", "TRUE", "YES", "ON"):
-            return f"{name} is set"
-    address = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
-    url = urlsplit(proxy or address)
-    host = url.hostname or "huggingface.co"
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    url = urlsplit(getproxies().get("https") or constants.ENDPOINT)
+    host = url.hostname or ""
     default_port = 80 if url.scheme == "http" else 443
     port = url.port or default_port
     # The libraries try five times with growing pauses, whatever etag_timeout says: 24 s without
@@ -68,8 +67,7 @@ def open_dataset(source: Source) -> Any:
 
     datasets.logging.set_verbosity(100)  # every error is raised too
     if source.kind == "hub":
-        reason = "" if Path(source.name).is_dir() else hub_unreachable()
-        return _cached(source, reason) if reason else _streamed(source)
+        return _hub_dataset(source)
     options: dict[str, Any] = {}
     if source.kind == "csv":
         # Else pandas reads "NA" as no text, and "12" as a number.
@@ -99,26 +97,32 @@ def no_field(
     )
 
 
-def _streamed(source: Source) -> Any:
+def _hub_dataset(source: Source) -> Any:
+    """Return the rows of a split of a Hub dataset."""
     import datasets
 
-    splits = []
-    if source.validates:
-        splits = datasets.get_dataset_split_names(
-            source.name, source.config, revision=source.revision
+    reason = "" if Path(source.name).is_dir() else hub_unreachable()
+    if reason:
+        splits = _cached(source, reason)
+    else:
+        splits = datasets.load_dataset(
+            source.name, source.config, revision=source.revision, streaming=True
         )
-    return datasets.load_dataset(
-        source.name,
-        source.config,
-        split=_wanted(source, splits),
-        revision=source.revision,
-        streaming=True,
+    wanted = [source.split or "train"]
+    if source.validates:
+        wanted = ["validation", "test", "train", *splits]
+    for name in wanted:
+        if name in splits:
+            return splits[name]
+    raise DataError(
+        f"{source.name} has no split {wanted[0]!r}; it has {', '.join(splits)}\n"
+        "  name one: --set data.split=SPLIT"
     )
 
 
 def _cached(source: Source, reason: str) -> Any:
-    """Return what `datasets` has prepared before, else what `hf download --repo-type dataset` has
-    fetched.
+    """Return the splits that `datasets` has prepared before, else those that `hf download
+    --repo-type dataset` has fetched.
 
     Args:
         reason: why the Hub cannot be asked.
@@ -130,8 +134,8 @@ def _cached(source: Source, reason: str) -> Any:
         # Without the Hub, `datasets` gives its newest copy, whatever revision is asked for.
         if source.revision is None:
             with suppress(Exception):
-                found = datasets.load_dataset(source.name, source.config)
-                return found[_wanted(source, list(found))].to_iterable_dataset()
+                splits = datasets.load_dataset(source.name, source.config)
+                return {name: rows.to_iterable_dataset() for name, rows in splits.items()}
         try:
             folder = huggingface_hub.snapshot_download(
                 source.name, repo_type="dataset", revision=source.revision, local_files_only=True
@@ -143,14 +147,7 @@ def _cached(source: Source, reason: str) -> Any:
                 f" be asked ({reason}), and its caches have no copy{revision}\n"
                 "  connect, or name local files"
             ) from error
-        found = datasets.load_dataset(folder, source.config, streaming=True)
-        return found[_wanted(source, list(found))]
-
-
-def _wanted(source: Source, splits: list[str]) -> str:
-    if source.validates:
-        return next(name for name in ("validation", "test", "train", *splits) if name in splits)
-    return source.split or "train"
+        return datasets.load_dataset(folder, source.config, streaming=True)
 
 
 def hub_file(
@@ -165,26 +162,14 @@ def hub_file(
     cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
     if isinstance(cached, str):
         return Path(cached)
-    if reason := hub_unreachable():
-        raise DataError(
-            f"{name} of {repository!r} is not in the Hub's cache,"
-            f" and the Hugging Face Hub cannot be asked: {reason}"
-        )
+    reason = hub_unreachable()
     try:
-        return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
+        path = huggingface_hub.hf_hub_download(
+            repository, name, revision=revision, local_files_only=bool(reason)
+        )
     except Exception as error:  # of several HTTP libraries
         raise DataError(
-            f"{name} of {repository!r} cannot be downloaded: {type(error).__name__}: {error}"
+            f"{name} of {repository!r} cannot be downloaded from the Hugging Face Hub:"
+            f" {reason or error}"
         ) from error
-
-
-def hub_tokenizer(
-    repository: str,
-    revision: str | None = None,
-) -> Path:
-    """Return a model repository's tokenizer.json; fetch tokenizer_config.json, which may name the
-    end of text, if the repository has one."""
-    path = hub_file(repository, "tokenizer.json", revision)
-    with suppress(DataError):
-        hub_file(repository, "tokenizer_config.json", revision)
-    return path
+    return Path(path)

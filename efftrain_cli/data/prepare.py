@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,17 +58,20 @@ def prepare(
     """
     limits = limits or Limits(data.max_tokens)
     text = find_sources(data)
-    folder = cache_root() / "corpora" / corpus_key(data, text, limits)
+    folder = _folder_of(corpus_key(data, text, limits))
     if not folder.exists():
         with _progress(console) as tell, locked(folder, tell):
             if not folder.exists():
                 _build(folder, data, text, limits, tell)
-    return _open(folder, data, text.notes)
+    return _open(folder, data)
 
 
-def _open(folder: Path, data: Data, notes: Sequence[str] = ()) -> Corpus:
-    sources = [(source.path, source.weight) for source in data.sources or ()]
-    return open_corpus(folder, sources, notes)
+def _folder_of(key: str) -> Path:
+    return cache_root() / "corpora" / key
+
+
+def _open(folder: Path, data: Data) -> Corpus:
+    return open_corpus(folder, [(source.path, source.weight) for source in data.sources or ()])
 
 
 def corpus_of_key(key: str, data: Data) -> Corpus | None:
@@ -77,10 +80,8 @@ def corpus_of_key(key: str, data: Data) -> Corpus | None:
     Raises:
         DataError: it is damaged.
     """
-    folder = cache_root() / "corpora" / key
-    if not folder.exists():
-        return None
-    return _open(folder, data)
+    folder = _folder_of(key)
+    return _open(folder, data) if folder.exists() else None
 
 
 def prepared_corpus(recipe: Recipe) -> Corpus | None:
@@ -93,13 +94,7 @@ def prepared_corpus(recipe: Recipe) -> Corpus | None:
     text = find_sources(data)
     if not (bpe_size(data.tokenizer) or Path(data.tokenizer).exists()):
         return None
-    folder = cache_root() / "corpora" / corpus_key(data, text, limits_of(recipe))
-    return _open(folder, data, text.notes) if folder.exists() else None
-
-
-def size_of_text(text: TextSources) -> int:
-    """Return the bytes of the local files of a text."""
-    return sum(source.size for source in text.sources)
+    return corpus_of_key(corpus_key(data, text, limits_of(recipe)), data)
 
 
 def corpus_key(
@@ -120,8 +115,8 @@ def corpus_key(
     allowed = [data.on_bad_document, data.allow_overlap]
     fraction = None if text.has_valid else data.valid_fraction
     weights = [source.weight for source in data.sources or () if limits.train is not None]
-    # 2 is the format of the key.
-    return digest_of([2, text.sources, tokenizer, limits, allowed, fraction, weights])[:32]
+    # 3 is the format of the key.
+    return digest_of([3, text.sources, tokenizer, limits, allowed, fraction, weights])[:32]
 
 
 def _build(
@@ -143,6 +138,9 @@ def _build(
         if not text.has_hub:
             shutil.rmtree(partial)
         raise
+    except OSError as error:
+        error.filename = error.filename or str(partial)
+        raise
     partial.rename(folder)
     fsync(folder.parent)
 
@@ -150,10 +148,9 @@ def _build(
 @contextmanager
 def _progress(console: Console | None) -> Iterator[Report]:
     """Yield what a preparation reports its progress to."""
-    if console is None:
-        from rich.console import Console
+    from rich.console import Console
 
-        console = Console(quiet=True, force_terminal=False)
+    console = console or Console(quiet=True, force_terminal=False)
     title = "preparing the data (once; the next run finds it in the cache)"
     with show_progress(console, title, 10.0) as tell:
         yield tell
@@ -200,8 +197,9 @@ def limits_of(recipe: Recipe) -> Limits:
     from efftrain_cli.plan.preview import summarize_plan
 
     seq_len = recipe.model.seq_len
-    train = data.max_tokens or _power_of_two((summarize_plan(recipe).windows + 2) * seq_len)
-    return Limits(train, _power_of_two(recipe.eval.windows * seq_len + 1))
+    needed = (summarize_plan(recipe).windows + 2) * seq_len
+    validation = recipe.eval.windows * seq_len + 1
+    return Limits(data.max_tokens or _power_of_two(needed), _power_of_two(validation))
 
 
 def _power_of_two(n: int) -> int:

@@ -8,7 +8,7 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -81,16 +81,28 @@ def find_sources(data: Data) -> TextSources:
     Raises:
         DataError: an entry names nothing; all such entries are listed.
     """
+    model = Source("", "", validates=False, text_field=data.text_field)
+    named = []
+    for entry in _listed(data.valid or ()):
+        named.append(("data.valid", entry, model._replace(validates=True)))
+    for part, source in enumerate(data.sources or ()):
+        text_field = source.text_field or data.text_field
+        own = model._replace(part=part, text_field=text_field)
+        named.append((f"data.sources.{part}.path", source.path, own))
+    if data.sources is None:
+        for entry in _listed(data.train or "stdlib"):
+            named.append(("data.train", entry, model))
+
     sources: dict[Source, None] = {}
     notes = []
     problems = []
-    for key, entry, model in _entries(data):
+    for key, entry, model in named:
         try:
             found, note = _find(entry, model, data)
-            sources |= dict.fromkeys(map(_stamped, found))
         except (DataError, OSError) as error:
             problems.append(f"{key} = {entry!r}: {error}")
             continue
+        sources |= dict.fromkeys(found)
         if note:
             notes.append(f"{key} = {entry!r}: {note}")
     if problems:
@@ -98,24 +110,9 @@ def find_sources(data: Data) -> TextSources:
     return TextSources(tuple(sources), tuple(notes))
 
 
-def _entries(data: Data) -> Iterator[tuple[str, str, Source]]:
-    """Yield every text that is named: its key, its name, and a source with its part, field and
-    side."""
-    for entry in _listed(data.valid or ()):
-        yield "data.valid", entry, Source("", "", True, 0, data.text_field)
-    for part, source in enumerate(data.sources or ()):
-        text_field = source.text_field or data.text_field
-        yield f"data.sources.{part}.path", source.path, Source("", "", False, part, text_field)
-    if data.sources is None:
-        for entry in _listed(data.train or "stdlib"):
-            yield "data.train", entry, Source("", "", False, 0, data.text_field)
-
-
-def _stamped(source: Source) -> Source:
-    if source.kind == "hub":
-        return source
-    stat = os.stat(source.name)
-    return source._replace(size=stat.st_size, time=stat.st_mtime_ns)
+def _file(model: Source, path: str | Path, kind: str) -> Source:
+    stat = os.stat(path)
+    return model._replace(name=str(path), kind=kind, size=stat.st_size, time=stat.st_mtime_ns)
 
 
 def _listed(entries: str | Sequence[str]) -> Sequence[str]:
@@ -133,7 +130,7 @@ def _find(
         model: has the part, field and side of the entry.
     """
     if entry == "stdlib":
-        return [model._replace(name=name, kind="stdlib") for name in stdlib_files()], ""
+        return [_file(model, name, "stdlib") for name in stdlib_files()], ""
     path = expanded(entry, "write the path without ~")
     files = [path]
     if path.is_dir():
@@ -156,7 +153,7 @@ def _find(
             if kind is None:
                 unread.append(file)
             else:
-                sources.append(model._replace(name=str(file.resolve()), kind=kind))
+                sources.append(_file(model, file.resolve(), kind))
         if sources:
             note = f"{len(unread):,} of {len(files):,} files are not read ({_suffixes(unread)})"
             return sources, note if unread else ""
@@ -244,5 +241,4 @@ def stdlib_files() -> list[str]:
             f"this Python has no source of its standard library in {root}\n"
             "  give data.train files of your own"
         )
-    prefix = len(str(root)) + 1
-    return sorted(files, key=lambda name: name[prefix:].replace(os.sep, "/"))
+    return sorted(files)

@@ -9,8 +9,9 @@ line, each keeping its last part for validation.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from efftrain_cli.data.documents import Document, Reader, Tally
@@ -41,7 +42,7 @@ class Split(NamedTuple):
     """Whether each text file gives its end to validation."""
     threshold: int = -1
     """Documents whose hash number is at most this are held out."""
-    too_long: tuple[int, ...] = ()
+    too_long: Sequence[int] = ()
     """Numbers up to `threshold` of documents that are too long to be held out."""
 
     def cuts(self, source: Source) -> bool:
@@ -57,8 +58,8 @@ class Split(NamedTuple):
         to be taken before the next side."""
         if self.cuts(source):
             pieces = cut_at_line(document, self.fraction)
-            for side, group in groupby(pieces, key=lambda entry: entry[0]):
-                yield side, (piece for _, piece in group)
+            for side, group in groupby(pieces, key=itemgetter(0)):
+                yield side, map(itemgetter(1), group)
             return
         number = document.number
         held_out = number <= self.threshold and number not in self.too_long
@@ -130,9 +131,11 @@ def survey(data: Data, text: TextSources, tell: Report) -> Split:
     tally.check_skipped()
     ranks = sorted(zip(numbers, sizes, strict=True))
     wanted = max(1, round(fraction * documents))
-    threshold, too_long = choose(ranks, wanted, 2 * fraction * total)
-    if threshold < 0:
-        threshold, too_long = choose(ranks, wanted, total / documents)
+    # If every document is longer than that, those of at most mean length.
+    for room in (2 * fraction * total, total / documents):
+        threshold, too_long = choose(ranks, wanted, room)
+        if threshold >= 0:
+            break
     return split._replace(threshold=threshold, too_long=too_long)
 
 
@@ -140,12 +143,13 @@ def choose(
     ranks: list[tuple[int, int]],
     wanted: int,
     room: float,
-) -> tuple[int, tuple[int, ...]]:
-    """Return the number up to which documents are held out, and the numbers among them of those for
-    which no room is left.
+) -> tuple[int, list[int]]:
+    """Return the number up to which documents are held out, -1 if there is none, and the numbers up
+    to it of those for which no room is left.
 
     Args:
         ranks: number and bytes of each document, ascending.
+        wanted: documents to hold out.
         room: bytes of all that may be held out.
     """
     threshold = -1
@@ -159,4 +163,4 @@ def choose(
         wanted -= 1
         if not wanted:
             break
-    return threshold, tuple(each for each in too_long if each <= threshold)
+    return threshold, [number for number in too_long if number <= threshold]

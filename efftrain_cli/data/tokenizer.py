@@ -12,15 +12,15 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data import hub
 from efftrain_cli.foundation.bounds import VOCABULARY
-from efftrain_cli.foundation.environment import expanded
+from efftrain_cli.foundation.environment import expanded, usable_cores
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.records import text_digest
 
@@ -67,11 +67,17 @@ class Tokenizer:
         import numpy as np
 
         # A prompt, or a task's few items, is not worth a second vocabulary.
-        if sum(map(len, texts)) > _PIECE and self.fast is not None:
-            encode = self.fast.encode_to_numpy
-            return [encode(text, disallowed_special=()) for text in texts]
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        if sum(map(len, texts)) <= _PIECE or self.fast is None:
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+            return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        encode = partial(self.fast.encode_to_numpy, disallowed_special=())
+        threads = usable_cores()
+        ids: list[Any] = [None] * len(texts)
+        with ThreadPoolExecutor(threads) as pool:
+            shares = [texts[first::threads] for first in range(threads)]
+            for first, share in enumerate(pool.map(lambda share: [*map(encode, share)], shares)):
+                ids[first::threads] = share
+        return ids
 
     @cached_property
     def fast(self) -> tiktoken.Encoding | None:
@@ -83,8 +89,8 @@ class Tokenizer:
         """
         parts = json.loads(self.backend.to_str())
         model = parts["model"]
-        characters = bytes_by_character()
         vocabulary = model["vocab"]
+        characters = bytes_by_character()
         if (
             not self.can_cut
             or model["type"] != "BPE"
@@ -114,28 +120,30 @@ class Tokenizer:
         """Return the text of token ids, special tokens included."""
         return self.backend.decode(list(ids), skip_special_tokens=False)
 
-    def text_bytes(self, rows: np.ndarray) -> int:
-        """Return the UTF-8 bytes of the text of ids, int64 (n, length); an end of text has none.
+    def bytes_per_target(self, windows: np.ndarray) -> float:
+        """Return the mean UTF-8 bytes of text of a target: nats per token over it and ln 2 are bits
+        per byte. An end of text has none.
 
         A byte-level vocabulary says them id by id. With any other each row is decoded, and a
         character that its edge cuts counts as a replacement character, 3 bytes.
+
+        Args:
+            windows: int64 (n, seq_len + 1); every id but each window's first is a target.
         """
         import numpy as np
 
+        targets = windows[:, 1:]
         decoder = json.loads(self.backend.to_str())["decoder"] or {}
         if decoder.get("type") != "ByteLevel":
-            total = 0
-            for row in rows:
-                ids = row[row != self.eot_id].tolist()
-                total += len(self.decode(ids).encode())
-            return total
+            texts = [self.decode(row[row != self.eot_id].tolist()) for row in targets]
+            return len("".join(texts).encode()) / targets.size
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for token, id in self.backend.get_vocab(with_added_tokens=False).items():
             lengths[id] = len(token)  # each character stands for one byte
         for id, added in self.backend.get_added_tokens_decoder().items():
             lengths[id] = len(added.content.encode())
-        ids = rows[rows != self.eot_id]
-        return int(lengths[ids].sum())
+        lengths[self.eot_id] = 0
+        return int(lengths[targets].sum()) / targets.size
 
     def save(self, path: Path) -> None:
         """Write tokenizer.json."""
@@ -167,9 +175,8 @@ def cut_pieces(texts: Iterator[str], least: int = _PIECE) -> Iterator[str]:
 
 def bytes_by_character() -> dict[str, int]:
     """Map each character of a byte-level vocabulary to its byte (GPT-2, bytes_to_unicode)."""
-    visible = [*range(ord("!"), 127), *range(ord("¡"), 173), *range(ord("®"), 256)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    characters = {chr(byte): byte for byte in visible}
+    hidden = [*range(ord("!")), *range(127, ord("¡")), 173]
+    characters = {chr(byte): byte for byte in range(256) if byte not in hidden}
     return characters | {chr(256 + number): byte for number, byte in enumerate(hidden)}
 
 
@@ -195,20 +202,18 @@ def tokenizer_files(spec: str) -> list[Path]:
         DataError: it names nothing that is there, or the Hub cannot be asked.
     """
     path = expanded(spec, "write data.tokenizer without ~")
-    if path.is_file():
-        for pair in _PAIRS:
-            if path.name in pair:
-                return [path.with_name(name) for name in pair]
-        return [path]
+    folder = path.parent if path.is_file() else path
     for names in (("tokenizer.json",), *_PAIRS):
-        if all((path / name).is_file() for name in names):
-            return [path / name for name in names]
+        files = [folder / name for name in names]
+        if path in (folder, *files) and all(file.is_file() for file in files):
+            return files
+    if path.is_file():
+        return [path]
     reason: object = f"looked in {Path.cwd()}"
-    hub_name = "openai-community/gpt2" if spec == "gpt2" else spec
-    named = hub.MODEL_NAME.fullmatch(hub_name)
+    named = hub.MODEL_NAME.fullmatch("openai-community/gpt2" if spec == "gpt2" else spec)
     if named is not None and path.suffix != ".json" and not path.exists():
         try:
-            return [hub.hub_tokenizer(named[1], named[2])]
+            return [hub.hub_file(named[1], "tokenizer.json", named[2])]
         except DataError as error:
             reason = error
     raise DataError(
@@ -240,13 +245,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
             f"data.tokenizer = {str(spec)!r}: {files[0]} cannot be read as a tokenizer: {error}\n"
             "  give a tokenizer.json of the tokenizers library, or vocabulary and merges"
         ) from error
-    end = None
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        path = files[0].with_name("tokenizer_config.json")
-        config = json.loads(path.read_text("utf-8"))
-        end = config["eos_token"]
-        end = end["content"] if isinstance(end, dict) else end
-    return _finish(backend, str(spec), end)
+    return _finish(backend, str(spec))
 
 
 def train_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
@@ -262,7 +261,7 @@ def train_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return _finish(backend, f"bpe:{size}", None)
+    return _finish(backend, f"bpe:{size}")
 
 
 def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
@@ -274,25 +273,17 @@ def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
     return backend
 
 
-def _finish(
-    backend: tokenizers.Tokenizer,
-    spec: str,
-    end: str | None,
-) -> Tokenizer:
+def _finish(backend: tokenizers.Tokenizer, spec: str) -> Tokenizer:
     """Turn off what a file has for its training: special tokens in text, padding, truncation,
-    dropout. Find the end of text.
-
-    Args:
-        end: the end of text that tokenizer_config.json names.
-    """
+    dropout. Find the end of text."""
     # Set, not left open: else every process that we start later prints a warning about forking.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    ends = [name for name in (*_ENDS, end) if name in vocabulary]
+    ends = [name for name in _ENDS if name in vocabulary]
     if not ends:
         raise DataError(
             f"data.tokenizer = {spec!r} has no end-of-text token: none of {', '.join(_ENDS)}\n"
-            "  name it as eos_token in tokenizer_config.json beside it"
+            "  give another tokenizer, or add one of them to its tokenizer.json"
         )
     largest = max(vocabulary.values())
     if largest >= VOCABULARY:
@@ -330,15 +321,3 @@ def _without_defaults(part: dict[str, Any]) -> dict[str, Any]:
         for name, value in part.items()
         if name != "trim_offsets" and value not in (None, "", False)
     }
-
-
-def bytes_per_target(path: Path, windows: np.ndarray) -> float:
-    """Return the mean UTF-8 bytes of text of a target: nats per token over it and ln 2 are bits per
-    byte.
-
-    Args:
-        path: tokenizer.json of the windows.
-        windows: int64 (n, seq_len + 1); every id but each window's first is a target.
-    """
-    targets = windows[:, 1:]
-    return load_tokenizer(path).text_bytes(targets) / targets.size

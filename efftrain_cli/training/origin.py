@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from efftrain_cli import __version__
-from efftrain_cli.data.tokenizer import bytes_per_target
+from efftrain_cli.data.tokenizer import load_tokenizer
 from efftrain_cli.foundation.console import printable, say
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.files import write_whole
@@ -175,8 +175,8 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, Any]:
             "eot_id": corpus.eot_id,
             "valid_windows": int(session.val_windows.shape[0]),
             "seq_len": session.recipe.model.seq_len,
-            "valid_bytes_per_token": bytes_per_target(
-                corpus.tokenizer_path, session.val_windows.numpy()
+            "valid_bytes_per_token": load_tokenizer(corpus.tokenizer_path).bytes_per_target(
+                session.val_windows.numpy()
             ),
         },
     }

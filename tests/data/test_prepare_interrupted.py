@@ -117,14 +117,17 @@ from efftrain_cli.recipe.sections import Data
 
 building.SHARD_TOKENS = 8000
 building.BATCH = 5000
-building.WAITING = 2
 after = int(sys.argv[2])
 write_record = building.write_record
 
 def written(path, record):
     global after
     write_record(path, record)
-    closed = [entry.file for each in record.shards for entry in each]
+    if path.name != "progress.json":
+        return
+    closed = [shard.sha256[:8] for each in (record.train, record.valid) for shard in each.shards]
+    if not closed:
+        return
     print(path.stat().st_size, *closed, flush=True)
     after -= 1
     if after == 0:
@@ -135,7 +138,7 @@ building.write_record = written
 text = json.loads(sys.argv[1])
 corpus = prepare(Data(**text, tokenizer="bpe:300", valid_fraction=0.05))
 corpus.verify()
-print(corpus.data_hash, json.dumps(corpus.manifest))
+print(corpus.data_hash, json.dumps(corpus.manifest.to_json()))
 """
 """Prepares, and is killed when it has saved its place so many times."""
 
@@ -234,4 +237,4 @@ def test_a_full_disk_is_named(tmp_path, book):
     mount = f"mount -t tmpfs -o size=300k tmpfs '{disk}' && exec \"$@\""
     process = start(book, disk / "cache", "unshare", "-rm", "sh", "-c", mount, "sh")
     errors = process.communicate()[1]
-    assert "OSError: [Errno 28]" in errors and "train-00000.bin" in errors, errors
+    assert "OSError: [Errno 28]" in errors and ".partial" in errors, errors

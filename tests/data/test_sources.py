@@ -211,7 +211,7 @@ def test_sources_have_fields_and_weights_of_their_own(tmp_path, cache):
     ]
     assert sum(part.tokens for part in corpus.train.parts) == corpus.train.tokens
     assert sum(part.tokens for part in corpus.valid.parts) == corpus.valid.tokens
-    first = documents_of(corpus.train.ids[0], corpus)
+    first = documents_of(corpus.train.ids, corpus)
     decoded = load_tokenizer(corpus.tokenizer_path).decode(first[0])
     assert decoded in LINES[:1000]
     assert prepare(data(1.0, 1.0)).folder == corpus.folder  # weights change no token

@@ -18,7 +18,6 @@ from efftrain_cli.data.tokenizer import (
     END_OF_TEXT,
     Tokenizer,
     bpe_size,
-    bytes_per_target,
     cut_pieces,
     load_tokenizer,
     train_tokenizer,
@@ -235,17 +234,16 @@ def test_a_tokenizer_without_end_of_text_is_refused(bpe, tmp_path):
         load_tokenizer(tmp_path / "t.json")
 
 
-def test_bytes_are_those_of_the_scored_targets(tmp_path):
+def test_bytes_are_those_of_the_scored_targets():
     """258 tokens: 256 bytes, the end of text and "ab". Of each window all ids but the first are
     targets: here ab, end of text, and the two bytes of é; then x, ab, ab, ab."""
     own = train_tokenizer(258, ["ab" * 20])
-    own.save(tmp_path / "tokenizer.json")
     (ids,) = own.encode(["xabé"])
     x, ab, *accented = ids.tolist()
     windows = np.array([[x, ab, own.eot_id, *accented], [own.eot_id, x, ab, ab, ab]])
     assert len(accented) == 2
     expected = (2 + 0 + 1 + 1 + 1 + 2 + 2 + 2) / 8
-    assert bytes_per_target(tmp_path / "tokenizer.json", windows) == expected
+    assert own.bytes_per_target(windows) == expected
 
 
 def test_bytes_of_a_vocabulary_of_words_are_those_of_its_text(tmp_path):
@@ -255,4 +253,4 @@ def test_bytes_of_a_vocabulary_of_words_are_those_of_its_text(tmp_path):
     backend.add_special_tokens([END_OF_TEXT])
     backend.save(str(tmp_path / "tokenizer.json"))
     windows = np.array([[0, 1, 2, 4], [1, 4, 3, 4]])
-    assert bytes_per_target(tmp_path / "tokenizer.json", windows) == (5 + 5) / 6
+    assert load_tokenizer(tmp_path).bytes_per_target(windows) == (5 + 5) / 6

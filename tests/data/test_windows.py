@@ -18,11 +18,11 @@ def counting_shards(folder: Path, tokens: int, *, shard_tokens: int = 1 << 26) -
     """Shards whose token at place i is i: a window shows where it was cut. Vocabulary above the
     count, so nothing wraps."""
     folder.mkdir(parents=True, exist_ok=True)
-    writer = ShardWriter(folder, "train", vocab_size=tokens + 1)
+    writer = ShardWriter(folder / "train.bin", vocab_size=tokens + 1)
     for start in range(0, tokens, shard_tokens):
         writer.add(np.arange(start, min(start + shard_tokens, tokens)))
         writer.close()
-    return TokenShards(folder, writer.entries, tokens + 1)
+    return TokenShards(writer.path, writer.shards, tokens + 1)
 
 
 def plan(batch_size: int, seq_len: int, start: int, sequences_per_window: int = 1) -> StepPlan:
@@ -44,7 +44,6 @@ def test_each_window_once_per_epoch_across_the_boundary(tmp_path, shard_tokens):
     """F8: read in batches that straddle the epochs, from a second object, as after a resume in
     epoch 2."""
     shards = counting_shards(tmp_path, 10_007, shard_tokens=shard_tokens)
-    assert len(shards.ids) == (1 if shard_tokens > 10_007 else 7)
     first = Windows(shards, 16, seed=7)
     n = first.per_epoch
     seen = []

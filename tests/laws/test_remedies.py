@@ -481,6 +481,7 @@ ROWS = [
 
 ELSEWHERE = {
     "no terminal to ask on": "study/test_race.py",
+    "has no split": "data/test_hub.py",
     "no source of its standard library": "data/test_sources.py",
     "has no fp8 matrix units": "methods/test_chunked_accumulation.py",
     "install a C compiler": "training/test_compiling.py",
