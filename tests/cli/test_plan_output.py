@@ -15,7 +15,6 @@ from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.plan import devices
 from efftrain_cli.plan.devices import device_here
 from efftrain_cli.plan.rates import Rate, remember_rate
-from tests.cli.test_names import NO_TORCH
 from tests.conftest import cli, python, sets
 
 RECIPE = """
@@ -59,9 +58,6 @@ def rate(source: str, flops: float, day: int, **values: Any) -> None:
     shape = {"n_layer": 2, "n_embd": 32, "flops_per_token": 6.0 * 12 * 2 * 32**2}
     place = {"device": "cpu", "device_kind": "cpu", "time": f"2026-01-{day:02}T00:00:00+00:00"}
     remember_rate(Rate(**{**shape, **place, **values}, source=source, flops_per_second=flops))
-
-
-GPU = {"device": "Tesla V100-SXM2-16GB", "device_kind": "cuda"}
 
 
 def test_six_lines_are_those_of_the_formulas(home):
@@ -147,46 +143,32 @@ def test_devices_are_assumed(home):
     assert long["seconds"] == pytest.approx(long["flops"] / (0.4 * 30.3e12))
 
 
-def test_time_is_estimated_by_the_bench_of_this_machine(home):
-    rate("bench of same", 2.446e7, 1)
-    rate("bench of other", 1e9, 2, n_layer=9, flops_per_token=6.0 * 12 * 9 * 32**2)
+def test_time_is_estimated_by_what_is_most_like_the_run(home):
+    """The plan's model needs 238,848 FLOPs per token: first runs of 2 x 32, then the nearest FLOPs
+    per token, then the same shape, then the newest."""
+    assert plan()["costs"].endswith("`efftrain bench tiny.toml`")
+    rate("bench of near", 1e8, 1, n_layer=3, flops_per_token=3e5)
+    rate("bench of far", 1e6, 3, n_layer=9, flops_per_token=9e6)
+    assert "bench of near" in plan()["costs"]
+    rate("bench of same", 2.446e7, 1, flops_per_token=238_848.0)
     assert plan()["costs"] == "2.45 GFLOPs, about 1 min 40 s: 24.5 MFLOP/s by bench of same"
-    rate("bench of same, later", 2.446e8, 3)
-    assert "about 10 s:" in plan()["costs"], "the newest of the same shape"
+    rate("bench of same, later", 2.446e8, 2, flops_per_token=238_848.0)
+    assert "about 10 s:" in plan()["costs"]
+    # A run of 2 x 64 is another model; one of 2 x 32 is this one, older than the benches or not.
+    rate("run wide", 1.2e10, 3, n_embd=64, flops_per_token=6e5, trained="a", tokens_per_second=1.0)
+    assert "bench of same, later" in plan()["costs"]
+    rate("run own", 1.2288e10, 1, flops_per_token=6e5, trained="b", tokens_per_second=1.0)
+    # 10,240 tokens of 238,848 FLOPs at 12.288 GFLOP/s are 0.199 s.
+    assert plan()["costs"] == "2.45 GFLOPs, about 199 ms: 12.3 GFLOP/s by run own"
     # Another machine's are not ours: a home folder may be shared.
     path = home / "cache" / "bench.jsonl"
     path.write_text("no json\n" + path.read_text().replace(os.uname().nodename, "elsewhere"))
     assert plan()["costs"].endswith("`efftrain bench tiny.toml`")
 
 
-def test_runs_of_the_same_shape_come_first_then_the_nearest_flops_per_token(home):
-    """The plan's model needs 238,848 FLOPs per token; 13 minutes of the own run must not become a
-    later bench's 47."""
-    rate("bench of near", 1e8, 1, n_layer=3, flops_per_token=3e5)
-    rate("bench of far", 1e6, 2, n_layer=9, flops_per_token=9e6)
-    assert "bench of near" in plan()["costs"]
-    rate("bench of same", 2e8, 1, flops_per_token=238_848.0)
-    assert "bench of same" in plan()["costs"]
-    # A run of 2 x 64 is another model; one of 2 x 32 is this one, older than the benches or not.
-    rate("run wide", 1.2e10, 3, n_embd=64, flops_per_token=6e5, trained="a", tokens_per_second=1.0)
-    assert "bench of same" in plan()["costs"]
-    rate("run own", 1.2288e10, 1, flops_per_token=6e5, trained="b", tokens_per_second=1.0)
-    # 10,240 tokens of 238,848 FLOPs at 12.288 GFLOP/s are 0.199 s.
-    assert plan()["costs"] == ("2.45 GFLOPs, about 199 ms: 12.3 GFLOP/s by run own")
-
-
-def test_a_plan_needs_no_pytorch(home):
-    code = (
-        NO_TORCH
-        + "sys.argv = ['efftrain', *sys.argv[1:]]\nfrom efftrain_cli.__main__ import main; main()"
-    )
-    words = ["pretrain", "--recipe", "tiny.toml", "--plan"]
-    assert "2.45 GFLOPs" in python(code, *words, cwd=home).stdout
-
-
-@pytest.mark.parametrize("recipe", ["gpt3-125m", "gpt2-117m-pld", "gpt2-1.5b-slw"])
+@pytest.mark.parametrize("recipe", ["gpt3-125m", "gpt2-1.5b-slw"])
 def test_a_plan_of_a_shipped_recipe_is_quick(home, recipe):
-    """58,769 to 591,581 steps: below 1.5 s of CPU, of which imports take 0.5. Nothing heavy."""
+    """Up to 591,581 steps: below 1.5 s of CPU, of which imports take 0.5. Nothing heavy."""
     code = (
         "import resource, sys\nfrom efftrain_cli.__main__ import main\n"
         "sys.argv = ['efftrain', *sys.argv[1:]]\n"
@@ -219,14 +201,13 @@ def test_a_plan_says_what_is_missing_and_too_large(home, monkeypatch):
     assert memory.endswith(", this machine has 1 MB")
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_a_driver_that_hangs_says_nothing_of_the_gpu(device, monkeypatch):
+def test_a_driver_that_hangs_says_nothing_of_the_gpu(monkeypatch):
     def hang(query: list[str], timeout: float, **options: object) -> None:
         raise subprocess.TimeoutExpired(query, timeout)
 
     monkeypatch.setattr(devices, "which", lambda tool: f"/usr/bin/{tool}")
     monkeypatch.setattr(devices.subprocess, "run", hang)
-    assert (device_here(device).name, device_here(device).memory) == ("the GPU", 0)
+    assert (device_here("cuda").name, device_here("cuda").memory) == ("the GPU", 0)
 
 
 @pytest.mark.parametrize(("version", "dtype"), [("9.0", "bf16"), ("7.5", "fp32")])
@@ -248,7 +229,4 @@ def test_memory_and_number_type_are_those_of_the_device(monkeypatch, version, dt
     assert device_here("auto").dtype("tf32") == dtype.replace("bf16", "tf32")
     assert planned("cpu") == ("this machine", 7)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert planned("auto") == ("this machine", 7)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0+cpu")
     assert planned("auto") == ("this machine", 7)

@@ -126,18 +126,19 @@ def test_an_edit_of_the_base_edits_the_new_recipe(efftrain, mine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("base", "overrides"),
     [
-        ["seed=7", "train.dtype=bf16", "optim.betas=[0.8, 0.9]"],
-        ["seq_len_warmup={start = 16, steps = 100}", "eval.windows=8", "checkpoint.every=10min"],
-        ['data.train=["a", "b"]', "data.valid=held.txt"],
-        ['data.sources=[{path = "a", weight = 2.0}]', "data.valid_fraction=0.1"],
+        ("small", ["seq_len_warmup={start = 16, steps = 100}", "optim.betas=[0.8, 0.9]"]),
+        ("small", ['data.sources=[{path = "a", weight = 2.0}]', "data.valid_fraction=0.1"]),
+        ("small-staged-depth", ["stages.0.switch.value=500_000", "staged_growth.depth=identity"]),
     ],
 )
-def test_a_new_recipe_writes_every_key_that_was_set(efftrain, tmp_path, monkeypatch, overrides):
-    efftrain("recipes new mine", *sets(*overrides))
+def test_a_new_recipe_writes_every_key_that_was_set(
+    efftrain, tmp_path, monkeypatch, base, overrides
+):
+    efftrain(f"recipes new mine --base {base}", *sets(*overrides))
     monkeypatch.chdir(tmp_path)
-    assert load_recipe("mine") == load_recipe("small", overrides)
+    assert load_recipe("mine") == load_recipe(base, overrides)
 
 
 def test_the_example_in_a_new_recipe_can_be_uncommented(efftrain, tmp_path, monkeypatch):
@@ -166,13 +167,6 @@ def test_a_new_recipe_has_the_size_that_its_text_is_enough_for(efftrain, tmp_pat
     efftrain("recipes new four --parameters 4M")
     lines = (tmp_path / "recipes" / "four.toml").read_text()
     assert re.search("^lr = 0.004 +# best at 0.4M: a start for a sweep$", lines, re.MULTILINE)
-
-
-def test_a_new_recipe_changes_one_of_its_bases_stages(efftrain, tmp_path, monkeypatch):
-    overrides = ["stages.0.switch.value=500_000", "staged_growth.depth=identity"]
-    efftrain("recipes new mine --base small-staged-depth", *sets(*overrides))
-    monkeypatch.chdir(tmp_path)
-    assert load_recipe("mine") == load_recipe("small-staged-depth", overrides)
 
 
 # --- diff -----------------------------------------------------------------------------------------
@@ -244,18 +238,13 @@ def test_tab_offers_recipes_paths_and_keys(tmp_path, mine):
 def test_run_names_are_offered(tmp_path, monkeypatch):
     from efftrain_cli.cli import complete
 
-    monkeypatch.chdir(tmp_path)
-    for root in ("runs", "elsewhere"):
-        run = tmp_path / root / f"small-seed1-{root}"
-        run.mkdir(parents=True)
-        (run / "recipe.toml").write_text("")
-    monkeypatch.delenv("EFFTRAIN_RUNS", raising=False)
-    assert complete.run_names("small") == ["small-seed1-runs"]
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
+    run = tmp_path / "small-seed1"
+    study = tmp_path / "smaller-study"
+    for folder, file, text in ((run, "recipe.toml", ""), (study, "runs.txt", "small-seed1\n")):
+        folder.mkdir()
+        (folder / file).write_text(text)
+    assert complete.run_names("small") == ["small-seed1"]
     assert complete.run_names("x") == []
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "elsewhere"))
-    assert complete.run_names("") == ["small-seed1-elsewhere"]
-    assert complete.run_or_recipe_names("small")[:2] == ["small-seed1-elsewhere", "small"]
-    study = tmp_path / "elsewhere" / "smaller-study"
-    study.mkdir()
-    (study / "runs.txt").write_text("small-seed1-elsewhere\n")
-    assert complete.run_or_group_names("small") == ["small-seed1-elsewhere", "smaller"]
+    assert complete.run_or_group_names("small") == ["small-seed1", "smaller"]
+    assert complete.run_or_recipe_names("small")[:3] == ["small-seed1", "smaller", "small"]

@@ -108,7 +108,6 @@ def test_wsd_decays_by_steps_or_to_its_own_end_where_the_recipe_says():
 def test_summary_counts_what_the_plan_yields():
     summary = summarize_plan(RECIPE, vocab_size=500)
     assert (summary.steps, summary.tokens) == (100, 51200)
-    assert sum(plan.evaluate for plan, _ in plan_run(RECIPE)) == 4
     assert summary.largest_micro_batch == (3, 64)
     assert summarize_plan(RECIPE, until=7).steps == 7
 
@@ -154,14 +153,15 @@ def test_equal_steps_together_are_the_steps_one_by_one(changes, done, until):
 
 
 def test_a_plan_is_fast_and_needs_no_torch():
-    code = (
-        "import sys, time\nfrom efftrain_cli.recipe.recipe import Model, Optim, Recipe, Train\nfrom"
-        " efftrain_cli.plan.preview import csv_lines\nrecipe = Recipe(model=Model(n_layer=12,"
-        " n_head=12, n_embd=768, seq_len=1024), optim=Optim(lr=6e-4, warmup_steps=3000),"
-        " train=Train(tokens=512 * 1024 * 50_000, batch_size=512))\nstart ="
-        " time.process_time()\ncount = sum(1 for _ in csv_lines(recipe))\nprint(count /"
-        " (time.process_time() - start), 'torch' in sys.modules)\n"
-    )
+    code = """
+import sys, time
+from efftrain_cli.plan.preview import csv_lines
+from efftrain_cli.recipe.recipe import load_recipe
+recipe = load_recipe("gpt2-117m", [f"train.tokens={512 * 1024 * 50_000}"])
+start = time.process_time()
+count = sum(1 for _ in csv_lines(recipe))
+print(count / (time.process_time() - start), 'torch' in sys.modules)
+"""
     out = python(code).stdout.split()
     assert out[1] == "False"
     # The promise is 100,000 steps per second (docs/performance.md has the figure); a busy machine

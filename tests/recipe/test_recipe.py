@@ -48,12 +48,6 @@ def test_bases_chain_and_the_nearest_wins(folder):
     )
 
 
-def test_a_base_may_be_a_path_relative_to_its_file(folder):
-    (folder / "elsewhere").mkdir()
-    (folder / "elsewhere" / "mine.toml").write_text('base = "../recipes/tiny.toml"\n')
-    assert load_recipe("elsewhere/mine.toml") == load_recipe("tiny")
-
-
 def test_a_missing_base_is_the_one_mistake(folder):
     """What it would have given is not called missing: tiny has all seven required keys."""
     write(folder, "a", '\nbase = "tinny"\n')
@@ -130,7 +124,7 @@ def test_stages_are_taken_away_and_overridden_by_number(folder):
 
 @pytest.mark.parametrize(
     "written",
-    ["300_000_000", '"300M"', "300M", "3e8", "0.3B", "300000K", "3_00_000_000.0", "  300M "],
+    ["300_000_000", "300M", "3e8", "0.3B", "300000K", "  300M "],
 )
 def test_tokens_are_written_as_one_likes(folder, written):
     assert load_recipe("tiny", [f"train.tokens={written}"]).train.tokens == 300_000_000
@@ -186,7 +180,6 @@ def test_windows_files_are_read(folder):
         (["optim.decay_shape=square"], "optim.decay_shape"),
         (["optim.name=lion", "optim.beta2_tokens=1M"], "optim.beta2_tokens"),
         (["seq_len_warmup.start=72", "seq_len_warmup.steps=10"], "seq_len_warmup.start"),
-        (["seq_len_warmup.steps=100_000"], "seq_len_warmup.steps"),
         (["seq_len_warmup={steps=10, batch='tokens', mode='truncate'}"], "seq_len_warmup.batch"),
         (
             [
@@ -194,15 +187,6 @@ def test_windows_files_are_read(folder):
                 "simigrad={target=0.5, min_batch_size=2, max_batch_size=8}",
             ],
             "seq_len_warmup.batch",
-        ),
-        (["batch_size_warmup={start=8, increment=1, sequences=100}"], "batch_size_warmup.start"),
-        (
-            ["batch_size_warmup={start=1, increment=2, sequences=100}"],
-            "batch_size_warmup.increment",
-        ),
-        (
-            ["batch_size_warmup={start=1, increment=1, sequences=1_000_000}"],
-            "batch_size_warmup.sequences",
         ),
         (
             [
