@@ -14,7 +14,6 @@ from copy import deepcopy
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
@@ -57,7 +56,8 @@ def known_keys(cls: Any) -> dict[str, Key]:
         is_optional = type(None) in get_args(info.annotation) or info.default == ()
         keys[name] = Key(name, cls, section, is_optional)
         if section is not None:
-            keys |= {f"{name}.{inner}": key for inner, key in known_keys(section).items()}
+            for inner, key in known_keys(section).items():
+                keys[f"{name}.{inner}"] = key
     return keys
 
 
@@ -148,7 +148,8 @@ def _problems_of(draft: Draft, cls: Any, error: ValidationError) -> list[Problem
         if rule == UNKNOWN and suggestion is None:
             section = unnumbered(key).rpartition(".")[0]
             place = f"[{section}]" if section else "the top level"
-            rule += f"; {place} has {', '.join(_names_in(section, cls))}"
+            names = [known.rpartition(".")[2] for known in _keys_in(section, cls)]
+            rule += f"; {place} has {', '.join(names)}"
         # A key that is missing because it is misspelt is one mistake.
         if rule != REQUIRED or key not in meant.values():
             problems.append(_problem(draft, cls, key, rule, suggestion))
@@ -168,7 +169,7 @@ def _problem(draft: Draft, cls: Any, key: str, rule: str, suggestion: str | None
     return Problem(
         key=key,
         rule=rule,
-        value=None if value in (None, {}) else shorten(toml_value(value), 100),
+        value=None if value in (None, {}) else toml_value(value)[:100],
         source=", ".join(dict.fromkeys([draft.origin(key), *overrides])),
         suggestion=suggestion,
         doc=doc,
@@ -183,9 +184,19 @@ def read_aliases(table: str) -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("aliases.toml").read_text("utf-8"))[table]
 
 
+def _keys_in(section: str | None, cls: Any) -> list[str]:
+    """List the dotted keys of a section, "" for the top level; of all with None."""
+    keys = []
+    for key in known_keys(cls):
+        around, _, _ = key.rpartition(".")
+        if section in (None, around):
+            keys.append(key)
+    return keys
+
+
 @cache
-def _names_anywhere(cls: Any) -> dict[str, str]:
-    """Map the names of keys and sections, ours and those of other programs, to our dotted key."""
+def _names_in(section: str | None, cls: Any) -> dict[str, str]:
+    """Map the names of a section's keys, ours and those of other programs, to our dotted key."""
     names: dict[str, str] = {}
     for key, others in read_aliases("keys").items():
         names |= dict.fromkeys(others, key)
@@ -193,22 +204,17 @@ def _names_anywhere(cls: Any) -> dict[str, str]:
         for key, others in method.aliases.items():
             names |= dict.fromkeys(others.split(), f"{name}.{key}".rstrip("."))
     # Of equal names the last is kept: ours win over others', and earlier sections.
-    names |= {key.rpartition(".")[2]: key for key in reversed(known_keys(cls))}
-    return {name: key for name, key in names.items() if key in known_keys(cls)}
-
-
-def _names_in(section: str, cls: Any) -> dict[str, str]:
-    """Map the names of a section's keys to the dotted keys."""
-    dotted = [(key.rpartition("."), key) for key in known_keys(cls)]
-    return {name: key for (around, _, name), key in dotted if around == section}
+    keys = _keys_in(section, cls)
+    for key in reversed(keys):
+        names[key.rpartition(".")[2]] = key
+    return {name: key for name, key in names.items() if key in keys}
 
 
 def _nearest_key(key: str, cls: Any) -> str | None:
     """Return the valid key that is most like an unknown one, of its section if possible."""
     section, _, name = unnumbered(key).lower().replace("-", "_").rpartition(".")
-    anywhere = _names_anywhere(cls)
-    own = _names_in(section, cls)
-    here = {near: meant for near, meant in anywhere.items() if meant in own.values()} | own
+    here = _names_in(section, cls)
+    anywhere = _names_in(None, cls)
     for names, cutoff in ((here, 1.0), (anywhere, 1.0), (here, 0.6), (anywhere, 0.85)):
         for near in get_close_matches(name, names, n=1, cutoff=cutoff):
             return names[near]

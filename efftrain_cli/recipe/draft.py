@@ -57,7 +57,8 @@ class Draft:
         """
         _merge(self.values, values)
         for key in flatten(values):
-            self.places[key] = places[_enclosing(key, places)]
+            table = _enclosing(key, places)
+            self.places[key] = places[table]
         self.places |= places
 
 
@@ -105,8 +106,10 @@ def recipe_folders() -> list[Path]:
 
 def recipe_names() -> list[str]:
     """List the names of every recipe that --recipe finds, sorted."""
-    paths = itertools.chain(*(folder.glob("*.toml") for folder in recipe_folders()))
-    return sorted({path.stem for path in paths})
+    names = set()
+    for folder in recipe_folders():
+        names |= {path.stem for path in folder.glob("*.toml")}
+    return sorted(names)
 
 
 def is_path(name_or_path: str) -> bool:

@@ -82,9 +82,7 @@ class Recipe:
     def optim_at(self, stage: int) -> Optim:
         """Return the optimizer's settings in a stage: those of [optim], with the stage's own peak
         learning rate."""
-        if not self.stages:
-            return self.optim
-        lr = self.stages[stage].lr
+        lr = self.stages[stage].lr if self.stages else None
         if lr is None:
             return self.optim
         return replace(self.optim, lr=lr)
@@ -195,5 +193,9 @@ def recipe_differences(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
     absent."""
     in_a = flat_values(a)
     in_b = flat_values(b)
-    pairs = [(key, in_a.get(key), in_b.get(key)) for key in in_a | in_b]
-    return [(key, value, other) for key, value, other in pairs if value != other]
+    differences = []
+    for key in in_a | in_b:
+        pair = in_a.get(key), in_b.get(key)
+        if pair[0] != pair[1]:
+            differences.append((key, *pair))
+    return differences

@@ -16,10 +16,10 @@ DecayShape = Literal["linear", "1-sqrt", "cosine", "square"]
 class Schedule:
     """How the learning rate goes from its peak to `min_lr`."""
 
-    share: Callable[[float, float, float], float]
-    """(done, start, end) -> share of the way from min_lr up to the peak. All three are tokens, or
-    all are steps: trained so far, at the start of the decay, and at its end; start < done < end, or
-    start < done if it has no end."""
+    share: Callable[[float], float]
+    """x -> share of the way from min_lr up to the peak. x is the share of the decay that is over,
+    above 0 and below 1; without an end, the warmup's length relative to what is trained, at most
+    1."""
     has_end: bool = True
     """Whether min_lr is reached, at decay_tokens or decay_steps. If not, the rate depends on no
     budget."""
@@ -29,32 +29,25 @@ class Schedule:
     """Whether the decay is relative to the length of the warmup."""
 
 
-def _cosine(done: float, start: float, end: float) -> float:
-    share = (done - start) / (end - start)
-    return 0.5 * (1 + math.cos(math.pi * share))
+def _cosine(x: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * x))
 
 
-def _linear(done: float, start: float, end: float) -> float:
-    return 1 - (done - start) / (end - start)
+def _linear(x: float) -> float:
+    return 1 - x
 
 
-def _one_minus_sqrt(done: float, start: float, end: float) -> float:
+def _one_minus_sqrt(x: float) -> float:
     """Fall steeply at first: Hägele et al. 2024, arXiv 2405.18392, section 3."""
-    return 1 - math.sqrt((done - start) / (end - start))
+    return 1 - math.sqrt(x)
 
 
-def _square(done: float, start: float, end: float) -> float:
-    return 1 - ((done - start) / (end - start)) ** 2
+def _square(x: float) -> float:
+    return 1 - x**2
 
 
-def _constant(done: float, start: float, end: float) -> float:
+def _constant(x: float) -> float:
     return 1.0
-
-
-def _inverse_sqrt(done: float, start: float, end: float) -> float:
-    """Fall with 1 / sqrt(done) from the end of the warmup: Vaswani et al. 2017, arXiv 1706.03762,
-    section 5.3."""
-    return math.sqrt(start / max(start, done))
 
 
 SCHEDULES: dict[str, Schedule] = {
@@ -62,11 +55,11 @@ SCHEDULES: dict[str, Schedule] = {
     "linear": Schedule(_linear),
     "constant": Schedule(_constant, has_end=False),
     "wsd": Schedule(_linear, has_plateau=True),
-    "inverse_sqrt": Schedule(_inverse_sqrt, has_end=False, needs_warmup=True),
+    # Vaswani et al. 2017, arXiv 1706.03762, section 5.3.
+    "inverse_sqrt": Schedule(math.sqrt, has_end=False, needs_warmup=True),
 }
 
-
-DECAY_SHAPES: dict[str, Callable[[float, float, float], float]] = {
+DECAY_SHAPES: dict[str, Callable[[float], float]] = {
     "linear": _linear,
     "1-sqrt": _one_minus_sqrt,
     "cosine": _cosine,

@@ -302,7 +302,10 @@ class Optim:
         share_at = schedule.share
         if self.decay_shape is not None:
             share_at = DECAY_SHAPES[self.decay_shape]
-        share = share_at(done, start, end)
+        x = start / max(start, done)
+        if schedule.has_end:
+            x = (done - start) / (end - start)
+        share = share_at(x)
         if share == 1:
             return self.lr
         return self.min_lr + (self.lr - self.min_lr) * share

@@ -35,9 +35,7 @@ def _toml_key(name: str) -> str:
 
 
 def _is_tables(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or not value:
-        return False
-    return all(isinstance(item, Mapping) for item in value)
+    return isinstance(value, list | tuple) and {*map(type, value)} == {dict}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -82,8 +80,13 @@ def toml_lines(
 
 def _body(table: Mapping[str, Any], prefix: str, comments: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of a table's keys, comments below each other."""
-    lines = {f"{prefix}{name}": _assignment(name, value) for name, value in table.items()}
-    width = max((len(line) for key, line in lines.items() if key in comments), default=0)
+    lines = {}
+    width = 0
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        lines[key] = _assignment(name, value)
+        if key in comments:
+            width = max(width, len(lines[key]))
     for key, line in lines.items():
         if key in comments:
             line = f"{line:<{width}}  # {comments[key]}"

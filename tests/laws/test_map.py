@@ -68,7 +68,7 @@ ADDITIONS = {
             Edit(
                 "recipe/schedules.py",
                 '    "constant": Schedule(',
-                '    "halved": Schedule(lambda done, start, end: 0.5),\n    "constant": Schedule(',
+                '    "halved": Schedule(lambda x: 0.5),\n    "constant": Schedule(',
             ),
         ],
         "OVERRIDES = ['optim.schedule=halved']" + PLANNED + "assert rates[-2] == (2e-3 + 2e-4) / 2",
@@ -209,7 +209,7 @@ NEWEST = {
             Edit("recipe/schedules.py", '"wsd", "inverse_sqrt"]', '"wsd"]'),
             Edit(
                 "recipe/schedules.py",
-                '    "inverse_sqrt": Schedule(_inverse_sqrt, has_end=False, needs_warmup=True),\n',
+                '    "inverse_sqrt": Schedule(math.sqrt, has_end=False, needs_warmup=True),\n',
                 "",
             ),
         ],
