@@ -4,6 +4,7 @@ items, same scores."""
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
 lm_eval = pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
+
+from lm_eval.api.metrics import mean  # noqa: E402
 
 from efftrain_cli.model.hf import write_hf  # noqa: E402
 from efftrain_cli.training.loading import TrainedModel, load_trained_model  # noqa: E402
@@ -43,36 +46,14 @@ MADE: dict[str, list[dict[str, Any]]] = {
         }
         for n, who in enumerate(("Anna", "He", "My brother"))
     ],
-    "arc_easy.jsonl": [
-        {"query": "Question: What is cold?", "choices": ["evening", "ship", "a"], "gold": 0}
-    ],
-    "boolq.jsonl": [
-        {
-            "query": f"Passage: {SENTENCE}\nQuestion: is it cold?",
-            "choices": ["no", "yes"],
-            "gold": 1,
-        }
-    ],
-    "copa.jsonl": [
-        {"query": "It was cold, therefore", "choices": ["she walked home.", "i forgot."], "gold": 0}
-    ],
     "piqa.jsonl": [
         {"goal": "Walk home", "sol1": "at night", "sol2": "in the ship ", "label": n % 2}
         for n in range(3)
-    ],
-    "winogrande.jsonl": [
-        {
-            "context_options": ["Anna saw Bob so Anna", "Anna saw Bob so Bob"],
-            "continuation": "walked home.",
-            "gold": n,
-        }
-        for n in (0, 1)
     ],
     "triviaqa_3000.jsonl": [
         {"question": "Who found the lantern?", "aliases": ["Anna", "anna"]},
         {"question": "Where?", "aliases": ["near the harbour"]},
     ],
-    "webqs.jsonl": [{"question": "who was cold?", "answers": ["Nobody", "Anna", "Anna K."]}],
     "anli_r1.jsonl": [
         {"premise": SENTENCE, "hypothesis": "Anna was cold.", "label": n} for n in (0, 1, 2)
     ],
@@ -99,6 +80,11 @@ MADE: dict[str, list[dict[str, Any]]] = {
 }
 
 
+def load(name: str, data_dir: Path, scratch: Path) -> Any:
+    (task,) = load_tasks(TASKS[name], data_dir, scratch)
+    return task
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
     folder = tmp_path_factory.mktemp("run")
@@ -108,15 +94,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
         return load_trained_model("random", None, torch.device("cpu"))
 
 
-@pytest.fixture(scope="module")
-def ours(trained: TrainedModel) -> HarnessModel:
-    return harness_model(trained, batch_tokens=700)
-
-
-def harness_model(trained: TrainedModel, **settings: Any) -> HarnessModel:
-    """The run's model as the harness sees it, with settings other than the command's."""
-    values = {"context_length": trained.model.config.seq_len, **settings}
-    return HarnessModel(model=trained.model, tokenizer=trained.tokenizer, **values)
+def ours(trained: TrainedModel, batch_tokens: int = 700) -> HarnessModel:
+    """The run's model as the harness sees it."""
+    return HarnessModel(
+        model=trained.model,
+        tokenizer=trained.tokenizer,
+        context_length=trained.model.config.seq_len,
+        batch_tokens=batch_tokens,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +109,8 @@ def theirs(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory):
     from lm_eval.models.huggingface import HFLM
 
     directory = tmp_path_factory.mktemp("export") / "hf"
-    write_hf(
-        trained.model,
-        (trained.run / "tokenizer.json").read_text(),
-        trained.tokenizer.eot_id,
-        directory,
-    )
+    tokenizer = (trained.run / "tokenizer.json").read_text()
+    write_hf(trained.model, tokenizer, trained.tokenizer.eot_id, directory)
 
     class ShortHFLM(HFLM):
         # 256 by default: more than the model has positions. Ours writes up to half the context.
@@ -146,60 +127,47 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(name: str, data_dir: Path, scratch: Path) -> Any:
-    (task,) = load_tasks(TASKS[name], data_dir, scratch)
-    return task
-
-
 def compare_with_hflm(
-    name: str, ours: HarnessModel, theirs, data_dir: Path, limit: int | None, scratch: Path
+    trained: TrainedModel, theirs, name: str, data_dir: Path, limit: int | None, scratch: Path
 ) -> None:
     """Every metric of every item, and the task's values, by both."""
-    score = score_task(load(name, data_dir, scratch), ours, limit)
-    reference = lm_eval.evaluate(
-        lm=theirs,
-        task_dict={"tasks": {name: load(name, data_dir, scratch)}},
-        limit=limit,
-        bootstrap_iters=0,
-        log_samples=True,
-    )
+    score = score_task(load(name, data_dir, scratch), ours(trained), limit)
+    tasks = {name: load(name, data_dir, scratch)}
+    reference = lm_eval.evaluate(theirs, {"tasks": tasks}, limit=limit, bootstrap_iters=0)
     expected = {key.split(",")[0]: value for key, value in reference["results"][name].items()}
-    assert TASKS[name].metric in score.metrics
-    for metric, found in score.metrics.items():
-        assert found["value"] == pytest.approx(expected[metric], rel=1e-4, abs=1e-4), metric
     samples = sorted(reference["samples"][name], key=lambda sample: sample["doc_id"])
+    assert TASKS[name].metric in score.metrics
     assert [item["doc_hash"] for item in score.items] == [sample["doc_hash"] for sample in samples]
-    for item, sample in zip(score.items, samples, strict=True):
-        for metric in score.metrics:
-            assert item[metric] == pytest.approx(sample[metric], rel=1e-4, abs=1e-4), metric
+    for metric, found in score.metrics.items():
+        close = partial(pytest.approx, rel=1e-4, abs=1e-4)
+        assert found["value"] == close(expected[metric]), metric
+        for item, sample in zip(score.items, samples, strict=True):
+            assert item[metric] == close(sample[metric]), metric
 
 
 @pytest.mark.parametrize("file", sorted(MADE))
-def test_scores_are_hflm_s_on_made_sets(file, ours, theirs, made, tmp_path):
+def test_scores_are_hflm_s_on_made_sets(file, trained, theirs, made, tmp_path):
     name = next(name for name, spec in TASKS.items() if spec.file == file)
-    compare_with_hflm(name, ours, theirs, made, None, tmp_path)
+    compare_with_hflm(trained, theirs, name, made, None, tmp_path)
 
 
 @pytest.mark.slow
-def test_scores_are_hflm_s_on_real_sets(shared_data, ours, theirs, tmp_path):
-    specs = find_specs([], shared_data / "evalpack")
+def test_scores_are_hflm_s_on_real_sets(shared_data, trained, theirs, tmp_path):
+    sets = shared_data / "evalpack"
+    specs = find_specs([], sets)
     assert len(specs) == 13
     for spec in specs:
         limit = 2 if spec.name == "wikitext" else 6
-        compare_with_hflm(spec.name, ours, theirs, shared_data / "evalpack", limit, tmp_path)
+        compare_with_hflm(trained, theirs, spec.name, sets, limit, tmp_path)
 
 
-def test_scores_do_not_depend_on_the_batch(trained, made, tmp_path):
-    for name in ("hellaswag", "lambada_openai", "wikitext", "triviaqa"):
-        one, other = (
-            score_task(
-                load(name, made, tmp_path), harness_model(trained, batch_tokens=tokens), None
-            )
-            for tokens in (64, 20_000)
-        )
-        for metric, found in one.metrics.items():
-            expected = other.metrics[metric]["value"]
-            assert found["value"] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+@pytest.mark.parametrize("name", ["hellaswag", "wikitext", "triviaqa"])
+def test_scores_do_not_depend_on_the_batch(name, trained, made, tmp_path):
+    values = []
+    for batch_tokens in (64, 20_000):
+        score = score_task(load(name, made, tmp_path), ours(trained, batch_tokens), None)
+        values.append([found["value"] for found in score.metrics.values()])
+    assert values[0] == pytest.approx(values[1], rel=1e-5, abs=1e-5)
 
 
 class TwoFilters:
@@ -209,27 +177,20 @@ class TwoFilters:
     eval_docs = (0, 1, 2, 3)
 
     def aggregation(self) -> dict[str, Any]:
-        return {"exact_match": lambda shares: sum(shares) / len(shares)}
+        return {"exact_match": mean}
 
 
-def test_a_task_with_two_filters_keeps_both_values(monkeypatch, ours):
+def test_a_task_with_two_filters_keeps_both_values(monkeypatch, trained):
     """Right as written on items 0 and 1, in small letters on all of the three."""
-    samples = [
-        {
-            "doc_id": item,
-            "doc_hash": "h",
-            "filter": filter,
-            "resps": [["text"]],
-            "metrics": ["exact_match"],
-            "exact_match": float(filter == "lower" or item < 2),
-        }
-        for filter in ("first", "lower")
-        for item in range(3)
-    ]
-    monkeypatch.setattr(
-        lm_eval, "evaluate", lambda *_, **__: {"samples": {"filtered": list(samples)}}
-    )
-    score = score_task(TwoFilters(), ours, 3)
+    samples = []
+    for name in ("first", "lower"):
+        for item in range(3):
+            share = float(name == "lower" or item < 2)
+            about = {"doc_id": item, "doc_hash": "h", "filter": name, "resps": [["text"]]}
+            samples.append({**about, "metrics": ["exact_match"], "exact_match": share})
+    results = {"samples": {"filtered": samples}}
+    monkeypatch.setattr(lm_eval, "evaluate", lambda *_, **__: results)
+    score = score_task(TwoFilters(), ours(trained), 3)
     values = {name: numbers["value"] for name, numbers in score.metrics.items()}
     assert values == {"exact_match,first": pytest.approx(2 / 3), "exact_match,lower": 1.0}
-    assert len({item["doc_id"] for item in score.items}) == 3 and score.total == 4
+    assert len(score.items) == 6 and score.total == 4

@@ -24,19 +24,15 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_same_key_replaces_and_another_adds(tmp_path):
+    other = {"checkpoint_sha256": "b" * 64}
     save_result(tmp_path, entry(), [{"doc_id": 0, "acc": 1.0}, {"doc_id": 1, "acc": 0.0}])
     save_result(tmp_path, entry(limit=1), [{"doc_id": 0, "acc": 1.0}])
-    save_result(tmp_path, entry(checkpoint_sha256="b" * 64), [{"doc_id": 0, "acc": 0.0}])
-    save_result(tmp_path, entry(value=0.75), [{"doc_id": 0, "acc": 0.0}])
-    results = read_results(tmp_path)
-    assert [(r["checkpoint_sha256"][0], r["limit"], r["value"]) for r in results] == [
-        ("a", 1, 0.5), ("b", None, 0.5), ("a", None, 0.75),
-    ]  # fmt: skip
-    items = list(read_items(tmp_path))
-    assert [(i["checkpoint_sha256"][0], i["limit"], i["acc"]) for i in items] == [
-        ("a", 1, 1.0), ("b", None, 0.0), ("a", None, 0.0),
-    ]  # fmt: skip
-    assert {path.name for path in tmp_path.iterdir()} == {"zeroshot.json", "zeroshot_items.jsonl"}
+    save_result(tmp_path, entry(**other), [{"doc_id": 0, "acc": 0.0}])
+    save_result(tmp_path, entry(value=0.75), [{"doc_id": 0, "acc": 0.5}])
+    results = [(r["checkpoint_sha256"][0], r["limit"], r["value"]) for r in read_results(tmp_path)]
+    assert results == [("a", 1, 0.5), ("b", None, 0.5), ("a", None, 0.75)]
+    items = [(i["checkpoint_sha256"][0], i["limit"], i["acc"]) for i in read_items(tmp_path)]
+    assert items == [("a", 1, 1.0), ("b", None, 0.0), ("a", None, 0.5)]
 
 
 def test_what_json_cannot_hold_changes_nothing(tmp_path):
@@ -47,13 +43,16 @@ def test_what_json_cannot_hold_changes_nothing(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"zeroshot.json", "zeroshot_items.jsonl"}
 
 
-def test_a_damaged_or_newer_file_is_refused(tmp_path):
-    assert read_results(tmp_path) == [] and list(read_items(tmp_path)) == []
-    path = tmp_path / "zeroshot.json"
-    for content in ("{", "[1]", '[{"task": "piqa"}]'):
-        path.write_text(content)
-        with pytest.raises(DataError, match=r"zeroshot\.json is damaged"):
-            read_results(tmp_path)
-    path.write_text(json.dumps([entry(schema_version=2)]))
-    with pytest.raises(DataError, match="update efftrain"):
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("[1]", r"zeroshot\.json is damaged"),
+        ('[{"task": "piqa"}]', r"zeroshot\.json is damaged"),
+        (json.dumps([entry(schema_version=2)]), "update efftrain"),
+    ],
+)
+def test_a_damaged_or_newer_file_is_refused(tmp_path, content, words):
+    assert read_results(tmp_path) == read_items(tmp_path) == []
+    (tmp_path / "zeroshot.json").write_text(content)
+    with pytest.raises(DataError, match=words):
         read_results(tmp_path)
