@@ -17,25 +17,11 @@ pytestmark = [
         torch.cuda.device_count() < 2, reason="needs two CUDA devices; this PyTorch sees fewer"
     ),
 ]
-SHORT = (
-    *(
-        "--set",
-        "train.tokens=40_000",
-        "--set",
-        "train.batch_size=16",
-        "--set",
-        "train.micro_batch_tokens=1024",
-    ),
-    *(
-        "--set",
-        "model.seq_len=64",
-        "--set",
-        "eval.every=5",
-        "--set",
-        "train.dtype=fp32",
-        "--set",
-        "train.deterministic=true",
-    ),
+SETTINGS = (
+    "train={tokens = 40_000, batch_size = 16, micro_batch_tokens = 1024, dtype = 'fp32'}",
+    "train.deterministic=true",
+    "model.seq_len=64",
+    "eval.every=5",
 )
 
 
@@ -45,18 +31,9 @@ def losses(folder: Path, run: str) -> list[float]:
 
 
 def train(fresh_efftrain: Efftrain, name: str, *args: str, **env: str) -> None:
-    fresh_efftrain(
-        "pretrain",
-        "--recipe",
-        "small",
-        "--name",
-        name,
-        "--no-probe",
-        *SHORT,
-        *args,
-        timeout=600,
-        **env,
-    )
+    sets = [word for setting in SETTINGS for word in ("--set", setting)]
+    command = ["pretrain", "--recipe", "small", "--name", name, "--no-probe", *sets]
+    fresh_efftrain(*command, *args, timeout=600, **env)
 
 
 def test_two_gpus_give_the_losses_of_one(tmp_path, fresh_efftrain):
