@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from efftrain_cli.foundation.console import table_lines
 from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.methods.variance_retention import MANTISSA_BITS, needed_bits, product_bits
 from efftrain_cli.model.cross_entropy import capped
@@ -53,86 +52,29 @@ MANY = 0.002
 the cases."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Analysis:
-    """The sums of a checkpoint's model."""
-
-    run: str
-    step: int
-    tokens: int
-    """Tokens of the micro-batch."""
-    operands: str
-    gradient_operands: str
-    samples: int
-    """Outputs drawn from each product."""
-    sums: pd.DataFrame
-    """A row per layer, role, bits and chunk, with the columns of accumulation.csv.
-
-    n: products in a sum; product_bits: mantissa bits of an exact product; scale_a, scale_b: factors
-    on the operands before they were rounded; mean_over_sd: |mean| / standard deviation of the
-    products within a sum, root mean square over the sums; outlier_share: share of the products
-    beyond `FAR` standard deviations of them all; relative_error: norm of the errors over the norm
-    of the exact sums; vrr_bits: bits that theory asks for with that chunk.
-    """
-
-
-def analyse(
-    run: str,
-    *,
-    operands: str | None = None,
-    samples: int = 4096,
-) -> Analysis:
-    """Measure the sums of a run's newest checkpoint.
-
-    Args:
-        operands: format of activations and weights; None: the recipe's own if it has narrow ones,
-            else fp8_e5m2, the papers'.
-        samples: outputs drawn from each product.
-
-    Raises:
-        UsageError, CheckpointError, DataError: as `load_trained_model`, and if the run's training
-            data are missing.
-    """
-    trained = load_trained_model(run, None, choose_device("auto"))
-    section = trained.recipe.chunked_accumulation
-    gradient_operands = None
-    if operands is None:
-        operands = "fp8_e5m2"
-        if section is not None and section.operands != "fp32":
-            operands = section.operands
-            gradient_operands = section.gradient_format
-    gradient_operands = gradient_operands or operands
-    tokens, targets = _micro_batch(trained)
-    measure = _Measure(operands, gradient_operands, samples)
-    return Analysis(
-        run=run,
-        step=trained.progress.step,
-        tokens=tokens.numel(),
-        operands=operands,
-        gradient_operands=gradient_operands,
-        samples=samples,
-        sums=pd.DataFrame(_measure_model(trained.model, tokens, targets, measure)),
-    )
-
-
-def _micro_batch(trained: TrainedModel) -> tuple[Tensor, Tensor]:
+def micro_batch(trained: TrainedModel) -> tuple[Tensor, Tensor]:
     """Return tokens and targets of a full micro-batch from the checkpoint's place in its data."""
     recipe = trained.recipe
-    device = next(trained.model.parameters()).device
-    session = prepare_session(recipe, device)
+    session = prepare_session(recipe, trained.model.device)
     seq_len = trained.model.config.seq_len
     sequences = min(recipe.train.batch_size, max(1, recipe.train.micro_batch_tokens // seq_len))
     plan = full_plan(recipe, sequences, seq_len, trained.model.config.n_layer)
     plan = plan._replace(window_start=trained.progress.windows)
-    batch = session.train_data.batch(plan).to(device)
+    batch = session.train_data.batch(plan).to(trained.model.device)
     return batch.tokens, batch.targets
 
 
-def _measure_model(
-    model: GPT, tokens: Tensor, targets: Tensor, measure: _Measure
+def measure_model(
+    model: GPT, tokens: Tensor, targets: Tensor, measure: Measure
 ) -> list[dict[str, Any]]:
-    """Return the rows of all layers, by role. Each layer's tensors are freed as the backward pass
-    has used them."""
+    """Return the rows of all layers, by role.
+
+    layer, role; n: products in a sum; product_bits: mantissa bits of an exact product;
+    mean_over_sd: |mean| / standard deviation of the products within a sum, root mean square over
+    the sums; outlier_share: share of the products beyond `FAR` standard deviations of them all;
+    bits, chunk: of the accumulator; relative_error: norm of the errors over the norm of the exact
+    sums; vrr_bits: bits that theory asks for with that chunk.
+    """
     rows: list[dict[str, Any]] = []
     hooks = []
     inputs = {}
@@ -148,60 +90,52 @@ def _measure_model(
         if isinstance(layer, nn.Linear):
             hooks.append(layer.register_forward_hook(partial(keep, name)))
             hooks.append(layer.register_full_backward_hook(partial(use, name)))
-    try:
-        # The embedding's output asks for a gradient, so that the first layer's hook is called too.
-        x = model.run_blocks(model.embed(tokens))
-        x = model.before_head(x).flatten(0, -2)
-        weight = model.head_weight
-        logits = F.linear(x, weight)
-        logits.retain_grad()
-        real = logits[:, : model.config.vocab_size].float()
-        loss = F.cross_entropy(capped(real, model.config.softcap), targets.flatten())
-        loss.backward()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    # The embedding's output asks for a gradient, so that the first layer's hook is called too.
+    x = model.run_blocks(model.embed(tokens))
+    x = model.before_head(x).flatten(0, -2)
+    weight = model.head_weight
+    logits = F.linear(x, weight)
+    logits.retain_grad()
+    real = logits[:, : model.config.vocab_size].float()
+    F.cross_entropy(capped(real, model.config.softcap), targets.flatten()).backward()
+    for hook in hooks:
+        hook.remove()
     assert logits.grad is not None
     rows += measure.layer("head", x.detach(), weight.detach(), logits.grad)
     model.zero_grad(set_to_none=True)
-    order = {name: number for number, (name, _) in enumerate(model.named_modules())}
-    last = len(order)
-    rows.sort(key=lambda row: (ROLES.index(row["role"]), order.get(row["layer"], last)))
-    return rows
+    return sorted(rows, key=lambda row: ROLES.index(row["role"]))
 
 
 @dataclass
-class _Measure:
+class Measure:
     """Draws outputs of a layer's products and sums them again."""
 
     operands: str
-    gradient_operands: str
     samples: int
+    """Outputs drawn from each product."""
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def layer(self, name: str, x: Tensor, weight: Tensor, grad: Tensor) -> Iterator[dict[str, Any]]:
         """Yield the rows of the products: x (tokens, in), weight (out, in), grad (tokens, out)."""
-        x, x_scale = to_operand(x.float(), self.operands)
-        weight, weight_scale = to_operand(weight.float(), self.operands)
-        grad, grad_scale = to_operand(grad.float(), self.gradient_operands)
-        equal = product_bits(self.operands, self.operands)
-        mixed = product_bits(self.operands, self.gradient_operands)
-        for role, a, b, bits, scale_a, scale_b in (
-            ("forward", x, weight.t(), equal, x_scale, weight_scale),
-            ("grad_input", grad, weight, mixed, grad_scale, weight_scale),
-            ("grad_weight", grad.t(), x, mixed, grad_scale, x_scale),
+        x, _ = to_operand(x.float(), self.operands)
+        weight, _ = to_operand(weight.float(), self.operands)
+        grad, _ = to_operand(grad.float(), self.operands)
+        bits = product_bits(self.operands, self.operands)
+        for role, a, b in (
+            ("forward", x, weight.t()),
+            ("grad_input", grad, weight),
+            ("grad_weight", grad.t(), x),
         ):
-            about = {
-                "layer": name,
-                "role": role,
-                "n": a.shape[1],
-                "product_bits": bits,
-                "scale_a": 1.0 if scale_a is None else float(scale_a),
-                "scale_b": 1.0 if scale_b is None else float(scale_b),
-            }
+            n = a.shape[1]
             for measured in self.product(a, b):
-                vrr_bits = needed_bits(bits, a.shape[1], measured["chunk"])
-                yield {**about, **measured, "vrr_bits": vrr_bits}
+                yield {
+                    "layer": name,
+                    "role": role,
+                    "n": n,
+                    "product_bits": bits,
+                    **measured,
+                    "vrr_bits": needed_bits(bits, n, measured["chunk"]),
+                }
 
     def product(self, a: Tensor, b: Tensor) -> Iterator[dict[str, Any]]:
         """Yield what was measured of some outputs of `a` (m, n) times `b` (n, columns), for all
@@ -247,101 +181,39 @@ def _errors(terms: Tensor, exact: Tensor, chunk: int) -> list[float]:
     return (error.norm(dim=1) / size).tolist()
 
 
-# --- what is shown --------------------------------------------------------------------------------
-
-PRODUCT = ["layer", "role"]
-
-
 def needs_of(sums: pd.DataFrame, error: float) -> pd.DataFrame:
-    """Return a row per layer and role: what its sums need for a relative error of at most `error`.
+    """Return a row per role and layer: what its sums need for a relative error of at most `error`.
 
     Columns beside those of `sums` that hold for all bits and chunks:
         has_mean: whether the mean is larger than chance makes it in sums of independent products of
         mean zero. vrr, vrr_chunked: bits by theory, whole and in chunks of 64. bits, bits_chunked:
-        bits by measurement; one above the most tried if none suffices. cheapest_bits: the fewest
-        bits that suffice with any chunk; NaN if none do. cheapest_chunk: the longest chunk that
-        suffices with them; 0, one sum, before all.
+        bits by measurement; one above the most tried if none suffices.
     """
-    products = sums.groupby(PRODUCT, sort=False)
+    products = sums.groupby(["role", "layer"], sort=False)
     needs = products[["n", "product_bits", "mean_over_sd", "outlier_share"]].first()
     needs["has_mean"] = needs.mean_over_sd > 1.5 / np.sqrt(needs.n)
     enough = sums[sums.relative_error <= error]
     for chunk, ending in ((0, ""), (PAPERS_CHUNK, "_chunked")):
-        needs[f"vrr{ending}"] = sums[sums.chunk == chunk].groupby(PRODUCT).vrr_bits.first()
-        fewest = enough[enough.chunk == chunk].groupby(PRODUCT).bits.min()
+        theory = sums[sums.chunk == chunk].groupby(["role", "layer"]).vrr_bits
+        needs[f"vrr{ending}"] = theory.first()
+        fewest = enough[enough.chunk == chunk].groupby(["role", "layer"]).bits.min()
         needs[f"bits{ending}"] = fewest.reindex(needs.index, fill_value=BITS[-1] + 1)
-    by_cost = enough.assign(length=enough.chunk.replace(0, math.inf))
-    by_cost = by_cost.sort_values(["bits", "length"], ascending=[True, False])
-    cheapest = by_cost.groupby(PRODUCT)[["bits", "chunk"]].first()
-    needs[["cheapest_bits", "cheapest_chunk"]] = cheapest.reindex(needs.index)
     return needs.reset_index()
 
 
-def lines(analysis: Analysis, error: float) -> Iterator[str]:
-    """Yield the analysis as a table with its meaning, for an allowed relative error `error`."""
-    needs = needs_of(analysis.sums, error)
+def lines(needs: pd.DataFrame) -> Iterator[str]:
+    """Yield the table of needs with its meaning."""
+    yield needs.to_string(index=False, float_format="{:.3g}".format)
     yield (
-        f"{analysis.run}, checkpoint of step {analysis.step},"
-        f" a micro-batch of {analysis.tokens:,} tokens;"
-        f" {analysis.operands} operands, {analysis.gradient_operands} gradients"
+        "bits by theory (VRR, v < 50) and by measurement"
+        f" ({BITS[-1] + 1}: more than were tried), whole and in chunks of {PAPERS_CHUNK}"
     )
-    yield (
-        f"{analysis.samples:,} outputs of each product, every addition rounded in order;"
-        f" bits needed for a relative error of {error:g}"
-    )
-    yield ""
-    head = "layer|role|n|m_p|mean/sd|beyond 6 sd|VRR|VRR c64|bits|bits c64|cheapest"
-    rows = [_cells(row) for row in needs.itertuples()]
-    yield from table_lines(
-        tuple(head.split("|")), rows, ("beyond 6 sd", "mean/sd", "m_p", "VRR c64", "VRR", "n")
-    )
-    yield ""
-    yield (
-        "n: products in a sum; m_p: mantissa bits of a product;"
-        " VRR: mantissa bits by theory (v < 50), whole and in chunks of 64;"
-    )
-    yield (
-        "bits: mantissa bits by measurement, whole and in chunks of 64;"
-        " cheapest: fewest bits, then the longest chunks."
-    )
-    yield (
-        f"* the products' mean is not zero, o more than {MANY:.1%} are outliers"
-        " (of products of normal numbers: 0.07%): VRR assumes neither."
-    )
-    yield ""
-    for role in ROLES:
-        needed = needs[needs.role == role]
-        yield (
-            f"{role}: every layer is under the error with {_format_bits(needed.bits.max())} bits"
-            f" whole and {_format_bits(needed.bits_chunked.max())} in chunks"
-            f" of {PAPERS_CHUNK} (VRR: {needed.vrr.max()} and {needed.vrr_chunked.max()})"
-        )
+    columns = ["bits", "bits_chunked", "vrr", "vrr_chunked"]
+    yield needs.groupby("role", sort=False)[columns].max().to_string()
     odd = needs[needs.has_mean | (needs.outlier_share > MANY)]
-    if len(odd):
-        yield (
-            f"{len(odd)} of {len(needs)} products break VRR's assumptions;"
-            f" in {(odd.bits > odd.vrr).sum()} of these the measurement asks for more bits"
-            " than the theory"
-        )
-
-
-def _cells(row: Any) -> tuple[str, ...]:
-    cheapest = f"more than {BITS[-1]}"
-    if row.cheapest_bits == row.cheapest_bits:
-        chunk = f"c{row.cheapest_chunk:.0f}" if row.cheapest_chunk else "whole"
-        cheapest = f"{row.cheapest_bits:.0f}, {chunk}"
-    return (
-        row.layer,
-        row.role,
-        str(row.n),
-        str(row.product_bits),
-        f"{row.mean_over_sd:.3f}{'*' if row.has_mean else ' '}",
-        f"{row.outlier_share:.2%}{' o' if row.outlier_share > MANY else '  '}",
-        str(row.vrr),
-        str(row.vrr_chunked),
-        _format_bits(row.bits),
-        _format_bits(row.bits_chunked),
-        cheapest,
+    yield (
+        f"{len(odd)} of {len(needs)} products break VRR's assumptions, a mean of zero and few"
+        f" outliers; in {(odd.bits > odd.vrr).sum()} of these the measurement asks for more bits"
     )
 
 
@@ -408,12 +280,6 @@ def sums_in_order(
     return torch.cat(sums, dim=1)
 
 
-def _format_bits(bits: int) -> str:
-    if bits > BITS[-1]:
-        return f">{BITS[-1]}"
-    return f"<={bits}" if bits == BITS[0] else str(bits)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", help="name of a run")
@@ -423,21 +289,23 @@ def main() -> None:
         default=0.04,
         help="relative error allowed in a product; the theory's threshold is at about 0.04",
     )
-    parser.add_argument(
-        "--operands",
-        choices=MANTISSA_BITS,
-        help="of activations and weights; default the recipe's narrow ones, or fp8_e5m2",
-    )
+    parser.add_argument("--operands", choices=MANTISSA_BITS, default="fp8_e5m2")
     parser.add_argument("--samples", type=int, default=4096, help="outputs of each product")
     options = parser.parse_args()
 
     path = find_run(options.run)
-    analysis = analyse(path.name, operands=options.operands, samples=options.samples)
-    print("\n".join(lines(analysis, options.error)))
-    folder = path / "accumulation"
-    make_folder(folder)
-    table = folder / f"step-{analysis.step:08d}.csv"
-    write_whole(table, analysis.sums.to_csv(index=False, lineterminator="\n"))
+    trained = load_trained_model(path.name, None, choose_device("auto"))
+    measure = Measure(options.operands, options.samples)
+    tokens, targets = micro_batch(trained)
+    sums = pd.DataFrame(measure_model(trained.model, tokens, targets, measure))
+    print(
+        f"{path.name}, step {trained.progress.step}, {tokens.numel():,} tokens,"
+        f" {options.operands} operands, relative error of at most {options.error:g}"
+    )
+    print("\n".join(lines(needs_of(sums, options.error))))
+    table = path / "accumulation" / f"step-{trained.progress.step:08d}.csv"
+    make_folder(table.parent)
+    write_whole(table, sums.to_csv(index=False, lineterminator="\n"))
     print(f"written: {table}")
 
 

@@ -8,69 +8,55 @@ import torch
 from torch import Tensor
 
 from benchmarks import accumulation
-from benchmarks.accumulation import needs_of
+from benchmarks.accumulation import Measure, needs_of
 from efftrain_cli.methods.variance_retention import needed_bits
 from tests.conftest import cli
 from tests.tiny import config_of, drawn
 from tests.trained_run import make_run, random_gpt
 
 
-class Recorder:
-    """Keeps what the backward pass hands over, in the place of what measures it."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+class Recorder(Measure):
+    """Keeps what the backward pass hands over."""
 
     def layer(self, name: str, x: Tensor, weight: Tensor, grad: Tensor) -> list[dict]:
-        self.seen[name] = x.clone(), weight.clone(), grad.clone()
+        seen[name] = x.clone(), weight.clone(), grad.clone()
         return []
+
+
+seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
 
 def test_the_products_are_those_of_training():
     """What is taken from each layer gives back the gradient of its weight, as training computes
     it."""
-    config = config_of(seq_len=8, vocab_size=60)
-    model = random_gpt(config, 0.3, seed=0)
-    tokens = drawn(60, 3, 9, seed=0)
-    recorder = Recorder()
-    accumulation._measure_model(model, tokens[:, :-1], tokens[:, 1:], recorder)  # type: ignore[arg-type]
-    (model.loss_sum(tokens[:, :-1], tokens[:, 1:]) / 24).backward()
-    names = [
-        f"h.{block}.{name}"
-        for block in (0, 1)
-        for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-    ]
-    assert recorder.seen.keys() == {*names, "head"}
-    for name in names:
-        x, weight, grad = recorder.seen[name]
+    model = random_gpt(config_of(seq_len=8, vocab_size=60), 0.3, seed=0)
+    ids = drawn(60, 3, 9, seed=0)
+    accumulation.measure_model(model, ids[:, :-1], ids[:, 1:], Recorder("fp32", 1))
+    (model.loss_sum(ids[:, :-1], ids[:, 1:]) / 24).backward()
+    x, weight, grad = seen.pop("head")
+    assert (x.shape, weight.shape, grad.shape) == ((24, 16), (64, 16), (24, 64))
+    torch.testing.assert_close(grad.sum(dim=1), torch.zeros(24), atol=1e-7, rtol=0)
+    layers = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    assert seen.keys() == {f"h.{block}.{name}" for block in (0, 1) for name in layers}
+    for name, (x, weight, grad) in seen.items():
         layer = model.get_submodule(name)
         torch.testing.assert_close(grad.t() @ x, layer.weight.grad, rtol=1e-4, atol=1e-6)
         assert torch.equal(weight, layer.weight)
-    x, weight, grad = recorder.seen["head"]
-    assert (x.shape, weight.shape, grad.shape) == ((24, 16), (64, 16), (24, 64))
-    torch.testing.assert_close(grad.sum(dim=1), torch.zeros(24), atol=1e-7, rtol=0)
 
 
 def test_needs_of_sums_by_hand():
-    """Of 100 products: 5 bits suffice whole and in chunks of 64, 4 only in chunks of 16 and 64."""
-    errors = {(4, 0): 0.2, (4, 16): 0.03, (4, 64): 0.04, (5, 0): 0.01, (5, 64): 0.02}
+    """Of 100 products: 5 bits suffice whole, 4 in chunks of 64."""
+    errors = {(4, 0): 0.2, (4, 64): 0.04, (5, 0): 0.01, (5, 64): 0.02}
     known = {"layer": "a", "role": "forward", "n": 100, "product_bits": 5, "outlier_share": 0.0}
-    sums = pd.DataFrame(
-        {
-            **known,
-            "mean_over_sd": 0.16,
-            "bits": b,
-            "chunk": c,
-            "relative_error": e,
-            "vrr_bits": b + c,
-        }
-        for (b, c), e in errors.items()
-    )
+    rows = []
+    for (bits, chunk), error in errors.items():
+        measured = {"bits": bits, "chunk": chunk, "relative_error": error, "vrr_bits": chunk + 4}
+        rows.append({**known, "mean_over_sd": 0.16, **measured})
+    sums = pd.DataFrame(rows)
     (need,) = needs_of(sums, 0.04).itertuples()
     assert need.has_mean  # 1.5 / sqrt(100) = 0.15
     assert (need.bits, need.bits_chunked) == (5, 4)
     assert (need.vrr, need.vrr_chunked) == (4, 68)
-    assert (need.cheapest_bits, need.cheapest_chunk) == (4, 64)
     assert needs_of(sums, 0.001).bits.item() == 13
 
 
