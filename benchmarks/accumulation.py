@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -154,31 +153,12 @@ class Measure:
             "mean_over_sd": float(ratio.square().mean().sqrt()),
             "outlier_share": int((terms.abs() > limit).sum()) / terms.numel(),
         }
-        chunks = [chunk for chunk in CHUNKS if chunk < n]
-        # PyTorch releases the interpreter within each operation, and these are too small for
-        # threads of its own.
-        with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-            by_chunk = pool.map(partial(_errors, terms, exact), chunks)
-            errors = dict(zip(chunks, by_chunk, strict=True))
-        for number, bits in enumerate(BITS):
-            for chunk in CHUNKS:
-                # Sums no longer than a chunk are whole.
-                relative = errors.get(chunk, errors[0])[number]
-                yield {
-                    **shares,
-                    "bits": bits,
-                    "chunk": chunk,
-                    "relative_error": relative,
-                }
-
-
-def _errors(terms: Tensor, exact: Tensor, chunk: int) -> list[float]:
-    """Return the relative errors of the sums of `terms` (n, samples), by `BITS`."""
-    size = float(exact.norm())
-    if size == 0:
-        return [0.0] * len(BITS)
-    error = sums_in_order(terms, BITS, chunk).double() - exact
-    return (error.norm(dim=1) / size).tolist()
+        for chunk in CHUNKS:
+            # Sums no longer than a chunk are whole.
+            sums = sums_in_order(terms, BITS, chunk).double()
+            errors = (sums - exact).norm(dim=1) / exact.norm().clamp_min(1e-30)
+            for bits, error in zip(BITS, errors.tolist(), strict=True):
+                yield {**shares, "bits": bits, "chunk": chunk, "relative_error": error}
 
 
 def needs_of(sums: pd.DataFrame, error: float) -> pd.DataFrame:
@@ -215,18 +195,6 @@ def lines(needs: pd.DataFrame) -> Iterator[str]:
         f"{len(odd)} of {len(needs)} products break VRR's assumptions, a mean of zero and few"
         f" outliers; in {(odd.bits > odd.vrr).sum()} of these the measurement asks for more bits"
     )
-
-
-def _in_chunks(terms: Tensor, chunk: int) -> Tensor:
-    """Reshape (n, ...) to (chunk, chunks, ...), whose rows are added to the sums of all chunks;
-    chunk 0: one chunk."""
-    n, *rest = terms.shape
-    chunk = min(chunk or n, n)
-    count = math.ceil(n / chunk)
-    missing = count * chunk - n
-    if missing:  # a sum does not change by adding zeros
-        terms = torch.cat([terms, terms.new_zeros(missing, *rest)])
-    return terms.view(count, chunk, *rest).transpose(0, 1)
 
 
 def sums_in_order(
@@ -267,11 +235,14 @@ def sums_in_order(
             total.addcmul_(power, factors, value=-1)
         return total
 
+    n = terms.shape[0]
+    chunk = min(chunk or n, n)
+    chunks = math.ceil(n / chunk)
     sums = []
-    chunks = math.ceil(terms.shape[0] / (chunk or terms.shape[0]))
     for samples in terms.split(max(16, _SUMS // chunks), dim=1):
-        steps = _in_chunks(samples.contiguous(), chunk)
-        # (widths, chunks, samples)
+        # A sum does not change by adding zeros. (chunk, chunks, samples)
+        filled = F.pad(samples, (0, 0, 0, chunks * chunk - n))
+        steps = filled.view(chunks, chunk, -1).transpose(0, 1)
         partial = add_in_order(steps, (len(widths), *steps.shape[1:]))
         if chunks > 1:
             steps = partial.transpose(0, 1).unsqueeze(2)

@@ -11,13 +11,13 @@ deviation sigma; each size's ln M has an error of tuning that its seeds share.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import math
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from efftrain_cli.compare.ladder import shift_of, trend_of
 
@@ -103,10 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Error rates of verdicts over sizes.")
     parser.add_argument("--repetitions", type=int, default=10_000)
     rows = simulate(parser.parse_args().repetitions)
-    with TABLE.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    pd.DataFrame(rows).to_csv(TABLE, index=False)
 
 
 if __name__ == "__main__":

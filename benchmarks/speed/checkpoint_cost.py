@@ -12,7 +12,6 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,13 +19,6 @@ import torch
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.training import checkpoint
 from efftrain_cli.training.build import build_state
-
-
-def seconds_of(function: Callable[[], object]) -> tuple[float, float]:
-    """Return wall and CPU seconds."""
-    start, cpu = time.perf_counter(), time.process_time()
-    function()
-    return time.perf_counter() - start, time.process_time() - cpu
 
 
 def main() -> None:
@@ -40,26 +32,24 @@ def main() -> None:
         "optimizer.safetensors": state.optimizer.tensors(),
         "model.safetensors": state.weights(),
     }
+    text = dump_recipe(recipe)
     sha256_of = checkpoint.sha256_of
-    folder = Path(tempfile.mkdtemp(prefix=".checkpoint-cost.", dir=options.folder))
     times: dict[str, list[tuple[float, float]]] = {}
-    try:
+    with tempfile.TemporaryDirectory(prefix=".checkpoint-cost.", dir=options.folder) as folder:
+        path = Path(folder, "checkpoint")
         for number in range(options.saves + 1):
             for kind in ("without hashes", "save", "read and verify"):
-                path = folder / str(number)
                 checkpoint.sha256_of = (lambda _: "") if kind == "without hashes" else sha256_of
-                if kind == "read and verify":
-                    used = seconds_of(lambda path=path: checkpoint.load(path, state, recipe))
-                else:
+                if kind != "read and verify":
                     shutil.rmtree(path, ignore_errors=True)
-                    text = dump_recipe(recipe)
-                    arguments = (path, state.progress, text, files)
-                    used = seconds_of(lambda words=arguments: checkpoint.write(*words))
+                start, cpu = time.perf_counter(), time.process_time()
+                if kind == "read and verify":
+                    checkpoint.load(path, state, recipe)
+                else:
+                    checkpoint.write(path, state.progress, text, files)
+                used = (time.perf_counter() - start, time.process_time() - cpu)
                 if number:  # the first warms the disk's cache up
                     times.setdefault(kind, []).append(used)
-            shutil.rmtree(path)
-    finally:
-        shutil.rmtree(folder)
     for kind, pairs in times.items():
         wall, cpu = (statistics.median(values) for values in zip(*pairs, strict=True))
         print(f"{kind:16} {wall:6.2f} s, {cpu:6.2f} s of CPU time")
