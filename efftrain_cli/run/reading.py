@@ -163,15 +163,15 @@ def thin(rows: pd.DataFrame, name: str) -> pd.DataFrame:
 
     If a spike must stay visible, it is the largest value, else the first.
     """
-    known = rows.loc[rows[name].notna(), ["tokens", name]]
-    known.columns = ["tokens", "value"]
-    stretch = np.arange(len(known)) * POINTS // max(len(known), POINTS)
-    groups = known.groupby(stretch)
-    thinned = groups.first()
+    is_known = rows[name].notna().to_numpy()
+    tokens, values = rows.tokens.to_numpy()[is_known], rows[name].to_numpy()[is_known]
+    count = min(len(values), POINTS)
+    starts = -(-np.arange(count) * len(values) // count)
     column = find_column(name)
     if column is not None and column.is_extreme:
-        thinned["value"] = groups.value.max()
-    return thinned
+        largest = np.maximum.reduceat(values, starts)
+        return pd.DataFrame({"tokens": tokens[starts], "value": largest})
+    return pd.DataFrame({"tokens": tokens[starts], "value": values[starts]})
 
 
 def resume_notes(events: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.run.lines import sealed, split_lines
 from efftrain_cli.run.metrics import latest_rows, read_metrics
+from efftrain_cli.run.reading import load_run
 from efftrain_cli.run_list import verify_run
 from tests.damage import flips
 from tests.fake_runs import rows_of, write_rows, write_run
@@ -169,3 +170,13 @@ def test_empty_and_missing_files(tmp_path):
     found = read_metrics(path, ["loss"])
     assert (list(found.columns), len(found.columns["loss"]), found.segments) == (["loss"], 0, 0)
     assert len(read_metrics(path).frame) == 0
+
+
+def test_a_line_of_a_figure_has_200_points_and_keeps_its_spikes(tmp_path):
+    """Of 500 steps the first point stands for steps 1 to 3, the second for 4 and 5."""
+    rows = rows_of(500, 0)
+    rows[2]["grad_norm"] = 99.0
+    series = load_run(write_run(tmp_path, "small", 0, steps=500, rows=rows)).series
+    assert len(series["grad_norm"]) == len(series["lr"]) == 200
+    assert series["grad_norm"].value.iloc[0] == 99
+    assert series["lr"].iloc[:2].to_numpy().tolist() == [[1024, 1e-4], [4096, 4e-4]]
