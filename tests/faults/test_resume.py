@@ -23,12 +23,11 @@ from efftrain_cli.training.record import read_records
 from efftrain_cli.training.session import fresh_state, prepare_session
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.verify_resume import compare_runs
-from tests.launch import made_text
 
 
 def test_a_stop_and_a_resume_move_no_bit(lab):
-    """F5, F6: three resumes in a row."""
-    recipe = lab.recipe()
+    """F5, F6: three resumes in a row, with gradients in flight."""
+    recipe = lab.recipe(extra="[ouroboros]\nmodules = 2\n")
     lab.train("whole", recipe=recipe)
     lab.call("pretrain", "--recipe", recipe, "--name", "cut", "--steps", "3")  # with its probe
     lab.resume("cut", "--steps", "10")
@@ -129,36 +128,6 @@ def test_other_activity_between_steps_draws_no_random_number(lab):
     assert before == after
 
 
-def test_every_window_once_per_epoch_across_a_stop(lab):
-    """F8: two epochs and a bit, stopped in the second one; nothing comes twice, nothing is left
-    out."""
-    recipe = lab.recipe(tokens="2560", valid_fraction="0.4\nrepeat = true")
-    (lab.folder / "text.txt").write_text(made_text(2_500))
-    record = """
-from efftrain_cli.data.windows import Windows
-batch = Windows.batch
-
-def recorded(self, plan, *rest):
-    with open("seen", "a") as file:
-        print(self.per_epoch, *self.starts(plan.window_start, plan.batch_size), file=file)
-    return batch(self, plan, *rest)
-
-Windows.batch = recorded
-"""
-    lab.train("two", "--steps", "13", recipe=recipe, inject=record)
-    lab.resume("two", inject=record)
-    lines = [
-        list(map(int, line.split())) for line in (lab.folder / "seen").read_text().splitlines()
-    ]
-    per_epoch, starts = lines[0][0], [start for line in lines for start in line[1:]]
-    assert len(starts) == 80
-    assert 13 * 4 < 2 * per_epoch < 80, "the stop must lie in the second epoch"
-    for epoch in range(2):
-        seen = starts[epoch * per_epoch : (epoch + 1) * per_epoch]
-        assert len(set(seen)) == per_epoch
-        assert len({start // 32 for start in seen}) == per_epoch
-
-
 def test_verify_resume_names_the_first_difference(lab):
     lab.train("a")
     shutil.copytree(lab.run("a"), lab.run("b"))
@@ -198,17 +167,12 @@ def test_verify_resume(lab):
     assert not list((lab.folder / "runs").iterdir())
 
 
-def test_verify_resume_goes_on_after_a_huge_loss(lab):
+def test_a_run_goes_on_after_a_huge_loss(lab):
     """F94: a validation loss of 720, whose perplexity no float holds."""
     huge = """
 import torch, efftrain_cli.training.loop as loop
 loop.evaluate = lambda *args: torch.tensor(720.0)
 """
-    process = lab.call(
-        "verify-resume", "--recipe", lab.recipe(), "--steps", "2", inject=huge, code=3
-    )
-    # The continued half is a process of its own, whose losses are ordinary: found, not a traceback.
-    assert "val_loss is 720.0 undisturbed" in process.errors
     process = lab.train(inject=huge)
     assert "result  val loss 720.0000 nats/token" in process.output
 

@@ -12,7 +12,7 @@ import torch
 
 from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.foundation.files import temporary_beside
-from efftrain_cli.plan.cost import checkpoint_bytes
+from efftrain_cli.plan.cost import checkpoint_bytes, in_flight_bytes
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.recipe.sections import Checkpoint
@@ -225,8 +225,11 @@ def test_the_estimate_of_a_checkpoints_size(overrides, tmp_path):
     folder = tmp_path / "step-00000001"
     write_checkpoint(folder, state, dump_recipe(recipe))
     size = sum(file.stat().st_size for file in folder.iterdir())
-    estimate = checkpoint_bytes(recipe, model_config(recipe, VOCAB_SIZE))
+    config = model_config(recipe, VOCAB_SIZE)
+    estimate = checkpoint_bytes(recipe, config)
     assert estimate == pytest.approx(size, rel=0.02)
+    one_module = changed(recipe, "ouroboros.modules=1")
+    assert in_flight_bytes(one_module, config) == 0
 
 
 def test_too_little_disk_is_refused(tmp_path, monkeypatch):

@@ -62,6 +62,9 @@ def test_slopes_are_of_steps_and_not_of_rows():
     curve = smooth(steps, 20 * np.exp(-0.06 * x + 1e-4 * x**2), 1.0)
     assert curve.switch(-0.0601) == pytest.approx(100)
     assert curve.switch(-0.0589) is None
+    by_hand = {"steps": np.array([1.0, 2, 3]), "losses": np.array([3.0, 2, 1])}
+    curved = Curve(**by_hand, slopes=np.array([-2.0, -1, -0.5]), step_flops=1.0)
+    assert curved.switch(-1.0) == 3, "above, not at"
     expected = 20 * np.exp(-0.06 * np.log(30) + 1e-4 * np.log(30) ** 2)
     assert curve.loss_at(3000.0) == pytest.approx(expected, rel=1e-3)
 

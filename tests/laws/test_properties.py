@@ -43,6 +43,7 @@ RECIPE = tiny_recipe(
     ),
 )
 def test_the_order_of_windows_is_a_permutation(n, key):
+    """F8: each window once per epoch; the plan counts them through a stop."""
     found = permute(np.arange(n), n, np.array(key, dtype=np.uint64))
     assert sorted(found.tolist()) == list(range(n))
 
