@@ -14,6 +14,7 @@ from efftrain_cli.foundation.signals import Stop, check_stop, stop_on_signals, s
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, new_run, run_path, taken
+from efftrain_cli.run.origin import check_text_is_named
 from efftrain_cli.trackers import tensorboard
 from efftrain_cli.training import dist, resuming
 from efftrain_cli.training.branch import Branch
@@ -112,7 +113,7 @@ def resume(
     with processes(), opened_run(name) as run:
         written = newest_recipe(path)
         recipe, changes = resuming.accepted_recipe(path, written, recipe, overrides, override)
-        resuming.check_text_is_named(path, overrides)
+        check_text_is_named(path, overrides, f"--resume {name}")
         with preparation():
             corpus = resuming.text_of(path, recipe)
             session = prepare_session(recipe, choose_device(device), corpus, verify_data)

@@ -19,6 +19,7 @@ from efftrain_cli.foundation.console import (
     say,
 )
 from efftrain_cli.foundation.errors import DataError, UsageError
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.cost import PlanCost, plan_cost
 from efftrain_cli.plan.describe import LABEL, model_line, steps_line, text_line
 from efftrain_cli.plan.devices import PlannedDevice
@@ -48,12 +49,12 @@ class TextFacts:
     """Why there is no text."""
 
 
-def print_csv(recipe: Recipe, until: int | None) -> None:
-    """Print every step as CSV."""
+def print_csv(recipe: Recipe, until: int | None, begun: Progress) -> None:
+    """Print every step after `begun` as CSV."""
     # FLOPs only decide when a model grows.
     vocab_size = likely_vocabulary(recipe.data.tokenizer) if recipe.stages else None
     # One write per few thousand lines: a plan of 300,000 steps is printed in seconds.
-    lines = csv_lines(recipe, until, vocab_size)
+    lines = csv_lines(recipe, until, vocab_size, begun)
     while chunk := list(islice(lines, 4096)):
         sys.stdout.write("\n".join([*chunk, ""]))
 
@@ -65,6 +66,7 @@ def print_plan(
     form: str,
     device: PlannedDevice,
     kind: str,
+    begun: Progress,
 ) -> None:
     """Print text, model, steps, costs, memory and disk, as lines or as JSON; what the recipe's
     methods assume goes to stderr.
@@ -73,6 +75,7 @@ def print_plan(
         name: the recipe's, as the command line named it.
         until: last step; None: the budget's end.
         kind: the device as --device names it, whose measured speeds count.
+        begun: what a branch begins with: its costs are those of the steps after it.
 
     Raises:
         UsageError: the devices cannot share a step.
@@ -81,7 +84,7 @@ def print_plan(
     vocab_size = likely_vocabulary(recipe.data.tokenizer)
     if facts.corpus is not None:
         vocab_size = facts.corpus.vocab_size
-    cost = plan_cost(recipe, device, vocab_size, until)
+    cost = plan_cost(recipe, device, vocab_size, until, begun)
     if cost.summary.smallest_batch < device.count:
         raise UsageError(
             f"a step of {counted(cost.summary.smallest_batch, 'sequence')} cannot be shared by"
@@ -107,6 +110,8 @@ def print_plan(
         _disk_line(recipe, cost, facts),
         *_sum_lines(recipe, vocab_size),
     ]
+    if begun.step:
+        lines.insert(0, f"branch  after step {begun.step:,}: {human(begun.tokens)} tokens")
     print_folded("\n".join(lines), indent=LABEL)
 
 
@@ -178,7 +183,7 @@ def _time(
     if peak is not None:
         by = f"{device.count} x {100 * device.share:g} % of {human(peak, 'FLOP')}/s"
         rate = device.count * device.share * peak
-        return cost.summary.flops / rate, f"{by} (assumed, no network)"
+        return cost.flops / rate, f"{by} (assumed, no network)"
     measured = measured_rate(kind, recipe)
     if measured is None:
         return None, ""
@@ -186,11 +191,11 @@ def _time(
     shape = (measured.n_layer, measured.n_embd)
     if shape != (recipe.model.n_layer, recipe.model.n_embd):
         by += f", a model of {measured.n_layer} x {measured.n_embd}: a rough guess"
-    return cost.summary.flops / measured.flops_per_second, by
+    return cost.flops / measured.flops_per_second, by
 
 
 def _cost_line(cost: PlanCost, seconds: float | None, by: str, name: str) -> str:
-    flops = f"costs   {human(cost.summary.flops, 'FLOP')}s"
+    flops = f"costs   {human(cost.flops, 'FLOP')}s"
     if seconds is None:
         return f"{flops}; time unknown: `efftrain bench {name}`"
     return f"{flops}, about {human_seconds(seconds)}: {by}"
@@ -238,7 +243,7 @@ def _as_json(
         "epochs": None if corpus is None else facts.epochs,
         "steps": cost.summary.steps,
         "tokens": cost.summary.tokens,
-        "flops": cost.summary.flops,
+        "flops": cost.flops,
         "seconds": seconds,
         "parameters": cost.parameters,
         "vocab_size": cost.vocab_size,

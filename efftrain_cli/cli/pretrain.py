@@ -171,13 +171,12 @@ def pretrain(
             raise UsageError(
                 f"{option} only works with --resume\n  add --resume RUN, or leave it out"
             )
-    if plan and from_ is not None:
-        raise UsageError("--plan is of a run from step 1 on\n  leave --from out")
     from efftrain_cli.recipe import draft
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.rules import warnings_of
     from efftrain_cli.run.directory import checkpoint_step, run_path, taken
     from efftrain_cli.run.names import find_branch_point, recipe_of_run
+    from efftrain_cli.run.origin import check_text_is_named
 
     checkpoint = None
     words = []
@@ -187,6 +186,7 @@ def pretrain(
         words = [f"at{checkpoint_step(checkpoint)}"]
     if checkpoint is not None and recipe_argument is None and recipe_option is None:
         parent = checkpoint.parent.parent
+        check_text_is_named(parent, overrides, f"--from {from_}")
         recipe = str(parent / "recipe.toml")
         recipe_name = recipe_of_run(parent)
     else:
@@ -205,13 +205,22 @@ def pretrain(
             say(f"warning: {warning}")
     if plan:
         from efftrain_cli.cli.plan_output import print_csv, print_plan
+        from efftrain_cli.foundation.step import Progress
         from efftrain_cli.plan.devices import assumed_device, device_here
 
+        begun = Progress()
+        if checkpoint is not None:
+            # Checkpoints are read by PyTorch, whose import takes seconds.
+            from efftrain_cli.training.branch import Branch
+
+            branch = Branch(checkpoint, loaded)
+            branch.check()
+            begun = branch.progress
         if format_ == "csv":
-            print_csv(loaded, steps)
+            print_csv(loaded, steps, begun)
             return
         planned = device_here(device) if assume is None else assumed_device(assume)
-        print_plan(loaded, recipe, steps, format_ or "table", planned, device)
+        print_plan(loaded, recipe, steps, format_ or "table", planned, device, begun)
         return
     recipe_name = recipe_name or draft.recipe_name(recipe)
     name = name or "-".join([recipe_name, *words, f"seed{loaded.seed}"])

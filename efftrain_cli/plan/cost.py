@@ -11,6 +11,7 @@ from pathlib import Path
 from efftrain_cli.foundation.console import human
 from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.foundation.files import CONTROL_GROUP
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.plan.devices import PlannedDevice
@@ -31,6 +32,8 @@ class PlanCost:
     """What a plan is expected to cost."""
 
     summary: PlanSummary
+    flops: float
+    """Of the steps that are planned."""
     vocab_size: int
     parameters: int
     """Of [model], embeddings included."""
@@ -50,11 +53,12 @@ def plan_cost(
     device: PlannedDevice,
     vocab_size: int,
     until: int | None = None,
+    progress: Progress = Progress(),
 ) -> PlanCost:
-    """Return what training `recipe` on a device costs, to step `until` or its end; on several
-    devices memory is that of one."""
+    """Return what training `recipe` on a device costs from `progress` to step `until` or its end;
+    on several devices memory is that of one."""
     config = model_config(recipe, vocab_size)
-    summary = summarize_plan(recipe, None, vocab_size, until)
+    summary = summarize_plan(recipe, progress, vocab_size, until)
     sequences, seq_len = summary.largest_micro_batch
     sequences = min(sequences, math.ceil(recipe.train.batch_size / device.count))
     dtype = device.dtype(recipe.train.dtype)
@@ -63,6 +67,7 @@ def plan_cost(
         memory -= state_bytes(recipe, config) * (device.count - 1) // device.count
     return PlanCost(
         summary=summary,
+        flops=summary.flops - progress.flops,
         vocab_size=vocab_size,
         parameters=parameter_count(config),
         micro_batch=(sequences, seq_len),

@@ -84,11 +84,12 @@ def csv_lines(
     recipe: Recipe,
     until: int | None = None,
     vocab_size: int | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[str]:
-    """Yield every step as a line of CSV under a header; `tokens` and `windows` are counted after
-    the step. A stage that ends by FLOPs does so if `vocab_size` is given."""
+    """Yield every step after `progress` as a line of CSV under a header; `tokens` and `windows` are
+    counted after the step. A stage that ends by FLOPs does so if `vocab_size` is given."""
     yield CSV_COLUMNS
-    for plan, after in plan_run(recipe, None, vocab_size):
+    for plan, after in plan_run(recipe, progress, vocab_size):
         if until is not None and plan.step > until:
             return
         yield (

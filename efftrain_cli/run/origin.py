@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from efftrain_cli.foundation.errors import CheckpointError, DataError
+from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.foundation.records import Part, Record, damaged, read_record, write_record
 
 ORIGIN = "origin.json"
@@ -100,11 +100,27 @@ def origin_data(path: Path) -> dict[str, Any]:
     return data
 
 
-def imported_without_text(path: Path) -> bool:
-    """Return whether the run was imported without a text, and has not been trained here since."""
+def check_text_is_named(path: Path, overrides: Sequence[str], option: str) -> None:
+    """Check that the text that an imported run is first trained on was named: nobody may have read
+    its recipe.
+
+    Args:
+        option: of `pretrain`, that goes on from the run.
+
+    Raises:
+        UsageError: it was not named, neither at the import nor now.
+    """
+    text_keys = ("data.train", "data.sources")
+    if any(override.strip().startswith(text_keys) for override in overrides):
+        return
     imported = _read(path).imported
-    unnamed = imported is not None and imported.names_text is False
-    return unnamed and origin_data(path)["train_hash"] is None
+    is_unnamed = imported is not None and imported.names_text is False
+    if is_unnamed and origin_data(path)["train_hash"] is None:
+        raise UsageError(
+            f"run {path.name!r} was imported without text to train on\n"
+            f"  name it, as `efftrain pretrain {option} --set data.train=my.txt"
+            " --set data.repeat=true` (data.train=stdlib for the source of Python's library)"
+        )
 
 
 def check_not_orphaned(path: Path) -> None:

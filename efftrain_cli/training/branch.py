@@ -10,6 +10,7 @@ from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import sha256_of
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe
 from efftrain_cli.run.directory import Run, checkpoint_path, checkpoint_step
 from efftrain_cli.run.manifest import MANIFEST, read_manifest, write_manifest
@@ -48,6 +49,11 @@ class Branch:
         return checkpoint_step(self.checkpoint)
 
     @property
+    def progress(self) -> Progress:
+        """How far the parent had come."""
+        return read_progress(self.checkpoint)
+
+    @property
     def drops(self) -> str:
         """Why the gradients in flight are dropped; "" if they are not."""
         return dropped_in_flight(written_recipe(self.checkpoint), self.recipe)
@@ -65,7 +71,7 @@ class Branch:
                 f"a branch of {self.parent.name} cannot have another {described(kept)}\n"
                 "  restore the values, or start a new run"
             )
-        tokens = read_progress(self.checkpoint).tokens
+        tokens = self.progress.tokens
         if tokens >= self.recipe.train.tokens:
             raise UsageError(
                 f"{self.parent.name}@{self.step} has trained {tokens:,} tokens, and"

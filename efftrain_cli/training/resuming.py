@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,7 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.metrics import check_nothing_trained
-from efftrain_cli.run.origin import (
-    check_not_orphaned,
-    imported_without_text,
-    origin_data,
-    read_origin,
-)
+from efftrain_cli.run.origin import check_not_orphaned, origin_data, read_origin
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.training import dist
 
@@ -285,24 +280,6 @@ def check_tokenizer(name: str, origin: Mapping[str, Any], corpus: Corpus) -> Non
             f" {origin['tokenizer_hash'][:12]}...) than data.train and data.tokenizer make now"
             f" ({corpus.vocab_size} tokens, {corpus.tokenizer_sha256[:12]}...):"
             " its weights belong to other tokens\n  restore the text, or start a new run"
-        )
-
-
-def check_text_is_named(run: Path, overrides: Sequence[str]) -> None:
-    """Check that the text that an imported run is first trained on was named: nobody may have read
-    its recipe.
-
-    Raises:
-        UsageError: it was not named, neither at the import nor now.
-    """
-    text_keys = ("data.train", "data.sources")
-    if any(override.strip().startswith(text_keys) for override in overrides):
-        return
-    if imported_without_text(run):
-        raise UsageError(
-            f"run {run.name!r} was imported without text to train on\n"
-            f"  name it, as `efftrain pretrain --resume {run.name} --set data.train=my.txt"
-            " --set data.repeat=true` (data.train=stdlib for the source of Python's library)"
         )
 
 

@@ -133,6 +133,8 @@ def test_training_on_asks_for_text_where_the_import_named_none(exported, tmp_pat
     asks = r"(?s)imported without text to train on.*--set data.train=my.txt"
     with pytest.raises(UsageError, match=asks):
         cli("pretrain --resume back --steps 1 --no-probe")
+    with pytest.raises(UsageError, match=asks.replace("--set", "--from back@0 --set")):
+        cli("pretrain --from back@0 --no-probe")
     text = sets(
         f"data.train={tmp_path / 'text.txt'}", "data.repeat=true", "data.valid_fraction=0.3"
     )

@@ -40,7 +40,9 @@ def test_a_run_equals_the_branch_of_a_longer_one_where_its_decay_begins(lab):
     assert lab.checkpoints("trunk") == ["step-00000015", "step-00000040"]
     origin = lab.checkpoint("trunk", 15) / "manifest.json"
     digest = sha256_of(origin)
-    branch(lab, "trunk@15", "--name branch --set train.tokens=2560")
+    shorter = "--set train.tokens=2560"
+    planned = json.loads(branch(lab, "trunk@15", f"{shorter} --plan --format json").output)
+    branch(lab, "trunk@15", f"--name branch {shorter}")
     shutil.rmtree(lab.run("trunk"))
     lab.assert_equal_runs("branch", "whole", 20)
     origin = json.loads((lab.run("branch") / "origin.json").read_text())
@@ -48,6 +50,8 @@ def test_a_run_equals_the_branch_of_a_longer_one_where_its_decay_begins(lab):
     # The path has 20 equal steps, and five of them are its own.
     facts = load_run(lab.run("branch")).facts
     assert facts["FLOPs of the branch"] == pytest.approx(facts["FLOPs"] / 4)
+    assert planned["flops"] == pytest.approx(facts["FLOPs of the branch"])
+    assert (planned["steps"], planned["tokens"]) == (20, 2560)
     assert "of trunk at step 15" in cli("runs show branch").output
 
 
@@ -72,7 +76,6 @@ REFUSED = [
     ("trunk@15", "--seed 7", "seed: 1234 -> 7"),
     ("trunk@15", "--set data.tokenizer=bpe:310", "another tokenizer"),
     ("trunk@15", "--set train.tokens=1920", "trained 1,920 tokens"),
-    ("trunk@15", "--plan", "leave --from out"),
 ]
 
 
