@@ -49,9 +49,9 @@ def run_groups() -> list[RunGroup]:
         # Runs that were removed since are none of it.
         runs = [run for run in file.read_text("utf-8").split() if run in existing]
         groups.append(RunGroup(name, kind, tuple(runs)))
-    for file in sorted(runs_root().glob("*/search.toml")):
-        name = file.parent.name
-        runs = [f"{name}/probes/{run}" for run in run_names(file.parent / "probes")]
+    for probes in sorted(runs_root().glob("*/probes")):
+        name = probes.parent.name
+        runs = [f"{name}/probes/{run}" for run in run_names(probes)]
         groups.append(RunGroup(name, "search", tuple(runs)))
     return groups
 

@@ -8,25 +8,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from efftrain_cli.foundation.console import (
-    counted,
-    human,
-)
+from efftrain_cli.foundation.console import counted, human
 from efftrain_cli.foundation.files import csv_text, make_folder
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import runs_in
-from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.metrics import latest_rows
+from efftrain_cli.run.reading import ENDED
 from efftrain_cli.run.stability import fluctuations
 from efftrain_cli.trials.runner import TrialRunner
-from efftrain_cli.trials.trial import Trial, run_name, setting_word
+from efftrain_cli.trials.trial import Trial, run_name, setting_word, state_of
 from efftrain_cli.tune_warmup.candidates import TuneConfig, recipe_with, tokens_of
-from efftrain_cli.tune_warmup.search import (
-    BudgetError,
-    Probe,
-    Receipt,
-    Setting,
-)
+from efftrain_cli.tune_warmup.search import BudgetError, Probe, Receipt, Setting
 
 COLUMNS = (
     "setting",
@@ -50,33 +42,64 @@ class Prober:
     receipts: dict[tuple[Setting, int], Receipt] = field(default_factory=dict)
     """By setting and seed."""
 
+    @property
+    def runs(self) -> Path:
+        """Where the runs of probes are."""
+        return self.folder / "probes"
+
     def see(self, probe: Probe) -> Receipt:
         """Return a probe's receipt, after training what is missing.
 
         Raises:
             BudgetError: it could exceed the budget.
+            UsageError: its run is there with another recipe.
         """
-        key = (probe.setting, probe.seed)
-        receipt = self.read(probe)
-        if receipt is None or receipt.judge(probe.horizon, may_be_stuck=False) is None:
-            others = {**self.receipts}
-            others.pop(key, None)
-            needed = tokens_of(self.config, probe)
-            needed += sum(other.tokens for other in others.values())
-            if needed > self.config.budget:
-                raise BudgetError(needed)
-            self.train(probe)
-            receipt = self.read(probe)
-            assert receipt is not None
-        self.receipts[key] = receipt
+        trial = self.trial_of(probe)
+        with runs_in(self.runs):
+            status = state_of(trial)
+            if status not in ENDED:
+                status = self.train(probe, trial)
+        receipt = self.read(self.runs / trial.name, status)
+        self.receipts[probe.setting, probe.seed] = receipt
         return receipt
 
-    def read(self, probe: Probe) -> Receipt | None:
-        """Return what a probe's run has shown; None if it was never trained."""
-        path = self.folder / "probes" / name_of(probe)
-        rows = latest_rows(path) if (path / "metrics.jsonl").exists() else []
-        if not rows:
-            return None
+    def trial_of(self, probe: Probe) -> Trial:
+        """Return the run of a probe, of the same name for every horizon."""
+        recipe = recipe_with(self.config, ())
+        every = max(1, min(recipe.eval.every, recipe.optim.warmup_steps // 10))
+        own = (f"eval.every={every}", "checkpoint.keep=1")
+        words = [*map(setting_word, probe.setting), f"seed{probe.seed}"]
+        return Trial(
+            self.config.recipe,
+            (*self.config.settings, *probe.setting, *own),
+            probe.seed,
+            run_name(words, probe.setting),
+            until=probe.horizon,
+            threshold=self.config.threshold,
+        )
+
+    def train(self, probe: Probe, trial: Trial) -> str:
+        """Train a probe up to its horizon, or to its first significant fluctuation; return how it
+        ended."""
+        needed = tokens_of(self.config, probe)
+        for key, receipt in self.receipts.items():
+            if key != (probe.setting, probe.seed):
+                needed += receipt.tokens
+        if needed > self.config.budget:
+            raise BudgetError(needed)
+        make_folder(self.runs)
+        run = self.runs / trial.name
+        if not (run / "checkpoints").exists():
+            shutil.rmtree(run, ignore_errors=True)  # it ended, and begins again
+        (ended,) = self.runner.train([trial], f"probe {trial.name}")
+        if probe.horizon > recipe_with(self.config, ()).optim.warmup_steps:
+            # Nothing asks for more.
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+        return ended.status
+
+    def read(self, run: Path, status: str) -> Receipt:
+        """Return what the run of a probe has shown that ended so."""
+        rows = latest_rows(run)
         points = []
         for row in rows:
             # The update of a step that is not finite was not applied.
@@ -84,20 +107,18 @@ class Prober:
             if loss is not None:
                 points.append((row["step"], row["tokens"], loss))
         ratios = fluctuations([loss for _, _, loss in points])
-        unstable_at = None
+        if status == "diverged" and max(ratios) <= self.config.threshold:
+            # A weight or a validation loss that is not finite is in no row.
+            points.append((rows[-1]["step"] + 1, rows[-1]["tokens"], math.inf))
+            ratios.append(math.inf)
+        unstable = []
         for (step, _, _), ratio in zip(points, ratios, strict=True):
             if ratio > self.config.threshold:
-                unstable_at = step
-                break
-        if unstable_at is None and _has_diverged(path):
-            # A weight or a validation loss that is not finite is in no row.
-            unstable_at = rows[-1]["step"] + 1
-            points.append((unstable_at, rows[-1]["tokens"], math.inf))
-            ratios.append(math.inf)
+                unstable.append(step)
         first = points[0][2]
         return Receipt(
             fluctuation=max(ratios),
-            unstable_at=unstable_at,
+            unstable_at=min(unstable, default=None),
             steps=rows[-1]["step"],
             stuck_above=self.unigram_loss - 0.05 * (first - self.unigram_loss),
             curve=tuple((tokens, loss) for _, tokens, loss in points),
@@ -127,30 +148,6 @@ class Prober:
         losses = -np.log((train + 1) / (train + 1).sum())
         return float(valid @ losses / valid.sum())
 
-    def train(self, probe: Probe) -> None:
-        """Train a probe up to its horizon, or to its first significant fluctuation."""
-        recipe = recipe_with(self.config, ())
-        climb = recipe.optim.warmup_steps
-        every = max(1, min(recipe.eval.every, climb // 10))
-        own = (f"eval.every={every}", "checkpoint.keep=1")
-        name = name_of(probe)
-        trial = Trial(
-            self.config.recipe,
-            (*self.config.settings, *probe.setting, *own),
-            probe.seed,
-            name,
-            until=probe.horizon,
-            threshold=self.config.threshold,
-        )
-        folder = self.folder / "probes"
-        make_folder(folder)
-        if not (folder / name / "checkpoints").exists():
-            shutil.rmtree(folder / name, ignore_errors=True)  # it ended, and begins again
-        with runs_in(folder):
-            self.runner.train([trial], f"probe {name}")
-        if probe.horizon > climb:  # nothing asks for more
-            shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)
-
     def table(self) -> str:
         """Return the receipts as CSV."""
         rows = []
@@ -173,14 +170,3 @@ class Prober:
         share = tokens / recipe.train.tokens
         probes = counted(len(self.receipts), "probe")
         return f"{probes}, {human(tokens)} tokens: {share:.0%} of a run"
-
-
-def _has_diverged(run: Path) -> bool:
-    """Return whether a run has reported a divergence."""
-    return any(event.get("event") == "diverged" for event in read_lines(run / "events.jsonl"))
-
-
-def name_of(probe: Probe) -> str:
-    """Return the name of a probe's run: the same for every horizon."""
-    words = [setting_word(*text.split("=", 1)) for text in probe.setting]
-    return run_name([*words, f"seed{probe.seed}"], probe.setting)

@@ -1,7 +1,6 @@
 """`efftrain tune-warmup`: find a warmup by short probes instead of full runs.
 
     runs/<name>/
-      search.toml              the recipe that is searched
       probes/<setting>-seedN/  a run for each probe
       receipts.csv             every probe: steps, tokens, largest fluctuation, loss
     recipes/<recipe>-tuned.toml  the recipe with the warmup that was found
@@ -24,9 +23,9 @@ from efftrain_cli.foundation.console import (
     steady_output,
 )
 from efftrain_cli.foundation.errors import DivergedError, UsageError
-from efftrain_cli.foundation.files import make_folder, write_whole
+from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.recipe.draft import Draft, apply_override, is_path, recipe_name
-from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.toml import toml_lines
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.tune_warmup.candidates import TuneConfig, find_candidates, tokens_of
@@ -50,7 +49,7 @@ def tune(config: TuneConfig, plan_only: bool = False) -> Path:
 
     Raises:
         UsageError: nothing to search for, a budget below the first probe, or the folder holds
-            another search.
+            something else.
         DivergedError: no setting is recommended; the receipts are written.
     """
     recipe = load_recipe(config.recipe, config.settings)
@@ -63,8 +62,9 @@ def tune(config: TuneConfig, plan_only: bool = False) -> Path:
         return folder
     tuned = Path("recipes") / f"{name}-tuned.toml"
     check_free(tuned)
-    _claim(folder, recipe)
     prober = Prober(folder=folder, config=config)
+    if folder.exists() and not prober.runs.is_dir():
+        raise UsageError(f"{folder} exists but holds no search\n  give another --name")
     verdicts: list[Verdict] = []
     try:
         with steady_output():
@@ -170,23 +170,6 @@ def plan_lines(config: TuneConfig, candidates: Candidates, recipe: Recipe) -> It
         share = tokens / recipe.train.tokens
         cost = f"{human(tokens)} tokens ({share:.1%} of a run)"
         yield f"{what:<8} {cost} for {shown(probe.setting)}, at most"
-
-
-def _claim(folder: Path, recipe: Recipe) -> None:
-    """Write the searched recipe, or check that the folder is of the same search.
-
-    Raises:
-        UsageError: it holds another recipe's, or no search.
-    """
-    path = folder / "search.toml"
-    if path.exists():
-        if load_recipe(str(path)) != recipe:
-            raise UsageError(f"{path} is another recipe\n  give another --name, or remove {folder}")
-    elif folder.exists():
-        raise UsageError(f"{folder} exists but holds no search\n  give another --name")
-    else:
-        make_folder(folder)
-        write_whole(path, dump_recipe(recipe))
 
 
 def tuned_text(config: TuneConfig, best: Verdict) -> str:

@@ -70,7 +70,6 @@ def test_a_study_and_a_search_are_a_line_each(root):
     members = "".join(f"warm-a-seed{seed}\n" for seed in (1, 2, 3))
     (root / "warm-study" / "runs.txt").write_text(members)
     write_run(root / "small-tune" / "probes", "probe", 7)
-    (root / "small-tune" / "search.toml").write_text("")
     lines = [line.split()[:6] for line in run("list --sort name").stdout.splitlines()[1:]]
     assert [line[0] for line in lines] == ["small-seed0", "small-tune", "warm"]
     assert lines[1][1:] == ["search,", "1", "of", "1", "run"]

@@ -12,7 +12,7 @@ import pytest
 from efftrain_cli import pretrain
 from efftrain_cli.cli.tune_warmup import parse_budget
 from efftrain_cli.foundation.errors import DivergedError, UsageError
-from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.tune_warmup.candidates import TuneConfig, find_candidates
 from efftrain_cli.tune_warmup.prober import Prober
@@ -140,8 +140,10 @@ def test_another_search_in_the_folder_is_refused(config):
     folder.mkdir(parents=True)
     with pytest.raises(UsageError, match="holds no search\n  give another --name"):
         tune(config)
-    (folder / "search.toml").write_text('base = "small"\n')
-    with pytest.raises(UsageError, match="is another recipe\n  give another --name"):
+    probe = folder / "probes" / "lr1e-1-seed0"
+    probe.mkdir(parents=True)
+    (probe / "recipe.toml").write_text(dump_recipe(load_recipe("small")))
+    with pytest.raises(UsageError, match=r"exists with another recipe \(.*train\.tokens"):
         tune(config)
 
 
