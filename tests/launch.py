@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -137,6 +138,16 @@ def wait_until(
         assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < end, f"still waiting after {timeout} s"
         time.sleep(0.01)
+
+
+def processes_in(folder: Path) -> list[Path]:
+    """Processes that work in a folder and are no zombies."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                found.append(process)
+    return found
 
 
 @dataclass

@@ -70,7 +70,7 @@ def runs_of(plan: Plan) -> pd.DataFrame:
 
 def looks_of(plan: Plan) -> pd.DataFrame:
     """Return a row per claim and look, as it was written."""
-    margins = {claim.measure: claim.margin for claim in plan.claims}
+    margins = {claim.measure: claim.margin for claim in plan.study.primary}
     rows = []
     for number, look in enumerate(read_looks(plan.folder / "plan.json")):
         for claim in look:

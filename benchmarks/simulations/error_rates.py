@@ -28,6 +28,7 @@ from efftrain_cli.compare.judge import Claim, Result, decide, judge
 from efftrain_cli.compare.measures import Measure, measures_of
 from efftrain_cli.run.reading import CURVE, Run
 from efftrain_cli.study.conduct import close
+from efftrain_cli.study.file import Study, StudyArm
 from efftrain_cli.study.plans import Plan, PlannedArm
 
 TABLE = Path(__file__).with_name("error-rates.csv")
@@ -152,20 +153,18 @@ def race(
     draw: Draw,
 ) -> Outcome:
     """Simulate a race."""
-    arms = tuple(PlannedArm(f"arm{n}", "", "") for n in range(len(truths)))
     claim = Claim()
-    plan = Plan(
-        "p",
-        Path(),
-        "",
-        arms,
-        (claim,),
-        tuple(range(looks[-1])),
-        looks,
-        {},
+    names = [f"arm{n}" for n in range(len(truths))]
+    study = Study(
+        baseline="arm0",
+        arms=tuple(StudyArm(name=name, recipe="r") for name in names),
+        primary=(claim,),
+        seeds=f"0..{looks[-1] - 1}",
+        looks=looks,
         give_up=0.5,
-        file="a race",
     )
+    arms = tuple(PlannedArm(name=name, recipe="r", prefix="", seeds=()) for name in names)
+    plan = Plan("p", study, arms, {}, is_race=True)
     runs: list[Run] = []
     rows: list[Result] = []
     open_arms = set(range(len(truths)))

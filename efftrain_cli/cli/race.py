@@ -23,7 +23,8 @@ from efftrain_cli.cli.options import (
 from efftrain_cli.foundation.errors import UsageError
 
 if TYPE_CHECKING:
-    from efftrain_cli.study.plans import Grid, Plan
+    from efftrain_cli.study.file import Grid
+    from efftrain_cli.study.plans import Plan
 
 LONG = 12 * 3600.0
 """Seconds of training above which a race asks first."""
@@ -135,7 +136,7 @@ def race(
         print_folded("\n".join([*plan_lines(planned), *pairs_lines()]))
         return
     begin(planned, yes)
-    runner = runner_of(planned, device, devices, jobs, failed_exit)
+    runner = runner_of(planned, device, devices, jobs, failed_exit=failed_exit)
     comparison = conduct(planned, runner, tell_look, maximize=maximize)
     show(comparison, format_, output, details=details, plot=plot)
     end_with_verdict(comparison, fail_if)
@@ -163,7 +164,7 @@ def parse_grid(texts: list[str]) -> Grid:
     from efftrain_cli.trials.trial import parse_settings
 
     grid: Grid = {}
-    for key, values in parse_settings(texts):
+    for key, values in parse_settings(texts).items():
         if len(values) < 2:
             raise UsageError(f"--tune {key} has one value\n  use --set {key}={values[0]}")
         grid[key] = tuple(parse_override(f"{key}={value}")[1] for value in values)
@@ -181,7 +182,7 @@ def begin(plan: Plan, yes: bool) -> None:
     from efftrain_cli.study.tuning import tuning_trials
     from efftrain_cli.trials.costs import costs_of
 
-    if plan.command:
+    if plan.study.command:
         say(race_line(plan))
         return
     costs = costs_of([*tuning_trials(plan), *plan.trials(plan.looks[-1])], weights_only=True)

@@ -75,7 +75,6 @@ def study(
         status_lines,
         tell_look,
     )
-    from efftrain_cli.trials.array import ArrayWriter
     from efftrain_cli.trials.checking import check_steps
 
     planned = read_study(file)
@@ -89,19 +88,8 @@ def study(
     if check:
         print_folded("\n".join(check_steps(planned.trials(1), device, devices)))
         return
-    if not array:
-        runner = runner_of(planned, device, devices, jobs)
-    else:
-        if planned.command:
-            raise UsageError("--array trains recipes, and this study has a command")
-        runner = ArrayWriter(
-            folder=planned.folder,
-            device=device,
-            devices=devices,
-            jobs=jobs,
-            study=planned.name,
-        )
+    runner = runner_of(planned, device, devices, jobs, array=array)
     comparison = conduct(planned, runner, tell_look)
-    before = [planned.question] if planned.question else []
+    before = [planned.study.question] if planned.study.question else []
     show(comparison, format_, output, details=details, plot=plot, before=before)
     end_with_verdict(comparison, fail_if)

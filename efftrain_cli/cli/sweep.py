@@ -96,7 +96,7 @@ def sweep(
         runs = command.train_sweep(trials, folder, runner)
         comparison = command.compare_sweep(runs, baseline, target_loss)
         rows = command.ended_rows(runs)
-        varied = [key for key, values in settings if len(values) > 1]
+        varied = [key for key, values in settings.items() if len(values) > 1]
         lines = command.grid_text(runs, varied) or command.row_lines(rows)
     if comparison is not None:
         show(comparison, format_, output, details=details, plot=plot)

@@ -14,16 +14,17 @@ from efftrain_cli.compare.comparison import Comparison, compare
 from efftrain_cli.compare.inference import shares
 from efftrain_cli.compare.judge import Result
 from efftrain_cli.foundation.console import counted, listed
-from efftrain_cli.foundation.errors import CheckpointError
+from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.run.directory import checkpoints_of, runs_root
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.manifest import keep_weights
 from efftrain_cli.run.reading import Run
 from efftrain_cli.study.plans import Plan
-from efftrain_cli.study.race import count_race
+from efftrain_cli.study.race import count_race, file_of
 from efftrain_cli.study.registration import read_looks, register, write_look
 from efftrain_cli.study.tuning import TUNED, tune, tuning_trials
+from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.command import CommandRunner
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import Runner, Trial
@@ -57,34 +58,26 @@ def conduct(
         races = count_race(plan) if plan.is_race else 1
         registered = register(path, plan.values).registered
         if plan.is_race:
-            write_whole(plan.folder / "study.toml", plan.file)
+            write_whole(plan.folder / "study.toml", file_of(plan.study))
         tuned = tune(plan, runner)
         if plan.is_race:
             drop_states(tuning_trials(plan))
-        others = plan.others
+        baseline = plan.study.baseline
+        arms = plan.arms
         runs: dict[str, Run] = {}
         rows: list[Result] = []
-        for number, share in enumerate(shares(plan.looks)):
-            pairs = plan.looks[number]
-            trials = plan.trials(
-                pairs,
-                [*plan.baselines, *others],
-                tuned.trials,
-            )
-            for run in train_trunks_first(
-                runner,
-                trials,
-                counted(pairs, "pair"),
-            ):
+        for number, (pairs, share) in enumerate(zip(plan.looks, shares(plan.looks), strict=True)):
+            trials = plan.trials(pairs, tuned.points, arms)
+            for run in train_trunks_first(runner, trials, counted(pairs, "pair")):
                 runs[run.name] = run
             if plan.is_race:
                 drop_states(trials)
 
             comparison = compare(
                 runs.values(),
-                baseline=plan.arms[0].name,
-                claims=plan.claims,
-                alpha=plan.alpha,
+                baseline=baseline,
+                claims=plan.study.primary,
+                alpha=plan.study.alpha,
                 share=share,
                 closed=[row for row in rows if row.closed],
                 races=races,
@@ -95,38 +88,21 @@ def conduct(
             if number < len(looks):
                 rows = looks[number]
             else:
-                is_last = number + 1 == len(plan.looks)
-                rows = [
-                    close(
-                        row,
-                        plan,
-                        is_last,
-                    )
-                    for row in comparison.verdicts
-                ]
+                is_last = pairs == plan.looks[-1]
+                rows = [close(row, plan, is_last) for row in comparison.verdicts]
                 write_look(path, rows)
                 tell(rows, pairs)
-            is_open = {row.arm for row in rows if not row.closed}
-            others = [arm for arm in others if arm.name in is_open]
-            if not others:
+            open_arms = {row.arm for row in rows if not row.closed}
+            arms = tuple(arm for arm in arms if arm.name in {baseline, *open_arms})
+            if not open_arms:
                 break
-        caveats = [
-            *tuned.caveats,
-            *early_runs(
-                plan,
-                runs.values(),
-                registered,
-            ),
-        ]
         written = {row.key: row for row in rows}
-        rows = [written.get(row.key, row) for row in comparison.rows]
-        caveats += comparison.caveats
-        grid = comparison.grid if tuned.grid.empty else tuned.grid
+        early = early_runs(plan, runs.values(), registered)
         return replace(
             comparison,
-            rows=rows,
-            caveats=caveats,
-            grid=grid,
+            rows=[written.get(row.key, row) for row in comparison.rows],
+            caveats=[*tuned.caveats, *early, *comparison.caveats],
+            grid=comparison.grid if tuned.grid.empty else tuned.grid,
         )
 
 
@@ -135,23 +111,27 @@ def runner_of(
     device: str = "auto",
     devices: int = 1,
     jobs: int = 1,
+    *,
+    array: bool = False,
     failed_exit: int | None = None,
 ) -> Runner:
-    """Return what trains the arms of a plan: their recipes, or a command."""
-    if plan.command:
+    """Return what trains the arms of a plan: their recipes, here or as a job array, or a command.
+
+    Raises:
+        UsageError: an array of a command.
+    """
+    if plan.study.command:
+        if array:
+            raise UsageError("--array trains recipes, and this study has a command")
         table = plan.runs_folder / "runs.csv"
-        return CommandRunner(
-            table,
-            plan.metric,
-            failed_exit=failed_exit,
-        )
-    study = "race" if plan.is_race else plan.name
-    return TrialRunner(
-        plan.folder,
+        return CommandRunner(table, plan.study.metric, failed_exit=failed_exit)
+    make = ArrayWriter if array else TrialRunner
+    return make(
+        folder=plan.folder,
         device=device,
         jobs=jobs,
         devices=devices,
-        study=study,
+        study="race" if plan.is_race else plan.name,
     )
 
 
@@ -167,31 +147,24 @@ def drop_states(trials: Iterable[Trial]) -> None:
 def train_trunks_first(runner: Runner, trials: Sequence[Trial], title: str) -> list[Run]:
     """Train trials, those that others branch off first; a failed trunk has no branches."""
     runs = runner.train([trial for trial in trials if trial.trunk is None], title)
-    failed = {run.name for run in runs if run.status != "finished"}
-    branches = []
-    for trial in trials:
-        if trial.trunk is not None and trial.trunk.run not in failed:
-            branches.append(trial)
+    ended = {run.name for run in runs if run.status == "finished"}
+    branches = [trial for trial in trials if trial.trunk is not None and trial.trunk.run in ended]
     if branches:
         runs += runner.train(branches, f"{title}, branches")
     return runs
 
 
-def close(
-    row: Result,
-    plan: Plan,
-    is_last: bool,
-) -> Result:
+def close(row: Result, plan: Plan, is_last: bool) -> Result:
     """Return a claim as a look leaves it: closed if it is decided, or given up as hopeless."""
     if row.closed:
         return row
-    if plan.points(row.arm) != plan.points(plan.arms[0].name):
+    if not plan.is_judged(row.arm):
         return unjudged(row, UNEQUAL)
     is_decided = row.verdict not in ("", "undecided")
-    is_hopeless = row.p > plan.give_up and row.n >= HOPELESS_FROM
+    is_hopeless = row.p > plan.study.give_up and row.n >= HOPELESS_FROM
     remarks = []
-    if row.outcome and plan.is_race and not plan.command:
-        remarks.append(TUNED if plan.tuning_seeds else "rates as written")
+    if row.outcome and plan.is_race and not plan.study.command:
+        remarks.append(TUNED if plan.study.tuning else "rates as written")
     if is_decided and not is_last:
         remarks.append("stopped early: likely overstated")
     return replace(
@@ -216,11 +189,7 @@ def unjudged(row: Result, why: str) -> Result:
     )
 
 
-def early_runs(
-    plan: Plan,
-    runs: Iterable[Run],
-    registered: str,
-) -> list[str]:
+def early_runs(plan: Plan, runs: Iterable[Run], registered: str) -> list[str]:
     """Return a caveat about runs that are older than the registration."""
     early = [run.name for run in runs if run.started < registered]
     if not early:

@@ -20,9 +20,10 @@ from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.recipe.recipe import flat_values, load_recipe
 from efftrain_cli.recipe.toml import flatten, toml_lines
-from efftrain_cli.run.directory import run_path, runs_root
+from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.reading import computed_values
-from efftrain_cli.study.plans import Grid, Plan, Settings, Study, StudyArm, Tuning, plan_of
+from efftrain_cli.study.file import Grid, Study, StudyArm, Tuning
+from efftrain_cli.study.plans import Plan, Settings, plan_of
 from efftrain_cli.trials.command import METRIC
 
 FIRST_SEED = 100
@@ -68,19 +69,9 @@ def race_plan(
     # One checkpoint at a time: a finished run keeps its last weights.
     changes = () if command else ("checkpoint.keep=1", *settings)
     arms = []
-    for label, name in zip(
-        labels,
-        names,
-        strict=True,
-    ):
+    for label, name in zip(labels, names, strict=True):
         recipe = str(Path(name).absolute()) if name.endswith(".toml") else name
-        arms.append(
-            StudyArm(
-                name=label,
-                recipe="" if command else recipe,
-                set=changes,
-            )
-        )
+        arms.append(StudyArm(name=label, recipe="" if command else recipe, set=changes))
     study = Study(
         question=f"Is {' or '.join(labels[1:])} better than {labels[0]}?",
         baseline=labels[0],
@@ -96,36 +87,20 @@ def race_plan(
     plan = plan_of(study, "race")
     values = dict(plan.values)
     named = []
-    for arm, name in zip(
-        plan.arms,
-        names,
-        strict=True,
-    ):
+    for arm in plan.arms:
         identity: dict[str, Any] = {"command": command, "metric": metric}
         if not command:
-            identity = identity_of(
-                name,
-                settings,
-                device,
-            )
+            identity = identity_of(arm.recipe, settings, device)
             values |= flatten({f"machine of {arm.name}": identity["machine"]})
         prefix = f"race-{arm.name[:32]}-{digest_of(identity)[:6]}"
-        named.append(
-            replace(
-                arm,
-                prefix=prefix,
-                recipe=command or name,
-            )
-        )
+        named.append(replace(arm, prefix=prefix))
     title = f"race-{'-'.join(labels)[:40].rstrip('-')}-{digest_of(values)[:6]}"
-    return replace(
-        plan,
-        name=title,
-        folder=run_path(title),
-        arms=tuple(named),
-        values=values,
-        file="\n".join(toml_lines(without_blanks(asdict(study)))) + "\n",
-    )
+    return Plan(title, study, tuple(named), values, is_race=True)
+
+
+def file_of(study: Study) -> str:
+    """Return a study as its file."""
+    return "\n".join(toml_lines(without_blanks(asdict(study)))) + "\n"
 
 
 def without_blanks(value: Any) -> Any:
@@ -138,11 +113,7 @@ def without_blanks(value: Any) -> Any:
     return value
 
 
-def identity_of(
-    recipe: str,
-    settings: Settings,
-    device: str,
-) -> dict[str, Any]:
+def identity_of(recipe: str, settings: Settings, device: str) -> dict[str, Any]:
     """Return all that decides what a run of a recipe computes, but for its seed."""
     loaded = load_recipe(recipe, settings)
     texts = {}

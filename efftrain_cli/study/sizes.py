@@ -83,7 +83,6 @@ class Size:
     """Tokens, rising; the last is the trunk's."""
     points: tuple[Point, ...]
     """Where each budget but the last branches off."""
-    seeds: tuple[int, ...]
 
     @property
     def middle(self) -> int:
@@ -119,7 +118,6 @@ def size_of(
     settings: Sequence[str],
     tokens_per_parameter: float,
     branches: Sequence[float],
-    seeds: tuple[int, ...],
 ) -> Size:
     """Return a size as the arm of this recipe has it.
 
@@ -144,7 +142,7 @@ def size_of(
                 " beyond the next shorter budget\n  raise the tokens, or leave a branch out"
             )
         points.append(point)
-    return Size(size.name, parameters, budgets, tuple(points[:-1]), seeds)
+    return Size(size.name, parameters, budgets, tuple(points[:-1]))
 
 
 def point_of(recipe: Recipe) -> Point:

@@ -46,36 +46,34 @@ def plan_lines(plan: Plan) -> list[str]:
         UsageError: the plan cannot be judged.
     """
     check_judgeable(plan)
+    study = plan.study
     tuning = list(tuning_trials(plan))
-    last = plan.trials(plan.looks[-1])
-    runs = f"{len(last)} to judge ({counted(plan.looks[-1], 'pair')})"
+    pairs = plan.looks[-1]
+    last = plan.trials(pairs)
+    runs = f"{len(last)} to judge ({counted(pairs, 'pair')})"
     if tuning:
-        seeds = counted(len(plan.tuning_seeds), "seed")
+        seeds = counted(len(study.tuning_seeds), "seed")
         runs = f"{len(tuning)} to tune ({seeds}), {runs}"
     if len(plan.looks) > 1:
         runs += f"; looks at {', '.join(map(str, plan.looks))} pairs"
-    lines = [f"runs    {runs}"]
-    if plan.question:
-        lines.insert(0, plan.question)
-    if not plan.command:
+    lines = [study.question] if study.question else []
+    lines.append(f"runs    {runs}")
+    if not study.command:
         costs = costs_of([*tuning, *last], plan.is_race)
         lines += [f"costs   {costs}", *disk_lines(costs)]
-    base = plan.arms[0].name
-    others = dict.fromkeys(arm.name for arm in plan.others)
-    sizes = [arm.size for arm in plan.baselines if arm.size is not None]
+    base, *others = plan.names
+    sizes = [arm.size for arm in plan.of(base) if arm.size is not None]
     if sizes:
-        lines += ladder_lines(
-            sizes,
-            [*tuning, *last],
-            plan.looks[-1],
-        )
-    for claim in plan.claims:
+        lines += ladder_lines(sizes, [*tuning, *last], pairs)
+    for claim in study.primary:
         lines.append(
             f"judged  {', '.join(others)} against {base}: {claim_text(claim)},"
-            f" at {100 * plan.alpha:g} %"
+            f" at {100 * study.alpha:g} %"
         )
-    lines.append(f"shows   in {100 * POWER:.0f} % of cases {visible(plan):.2g} standard deviations")
-    lines[-1] += " of a pair's difference"
+    lines.append(
+        f"shows   in {100 * POWER:.0f} % of cases {visible(plan):.2g} standard deviations"
+        " of a pair's difference"
+    )
     return lines
 
 
@@ -91,21 +89,16 @@ def claim_text(claim: Claim) -> str:
 
 def visible(plan: Plan) -> float:
     """Return the difference that the last look shows with POWER, in standard deviations."""
-    pairs = plan.looks[-1]
-    claims = len(plan.claims) * len({arm.name for arm in plan.others})
-    level = plan.alpha * shares(plan.looks)[-1] / claims
-    is_two_sided = any(claim.direction in TWO_SIDED for claim in plan.claims)
-    return detectable(pairs, level / 2 if is_two_sided else level)
+    claims = plan.study.primary
+    others = len(plan.names) - 1
+    level = plan.study.alpha * shares(plan.looks)[-1] / (len(claims) * others)
+    is_two_sided = any(claim.direction in TWO_SIDED for claim in claims)
+    return detectable(plan.looks[-1], level / 2 if is_two_sided else level)
 
 
 def detectable(pairs: int, level: float) -> float:
     """Return the difference that a one-sided test shows with POWER, in standard deviations."""
-    return Estimate(
-        0.0,
-        pairs,
-        se=pairs**-0.5,
-        df=pairs - 1,
-    ).detectable(level)
+    return Estimate(0.0, pairs, se=pairs**-0.5, df=pairs - 1).detectable(level)
 
 
 def check_judgeable(plan: Plan) -> None:
@@ -114,8 +107,7 @@ def check_judgeable(plan: Plan) -> None:
     Raises:
         UsageError: no arm can be judged.
     """
-    of_base = plan.points(plan.arms[0].name)
-    if all(plan.points(arm.name) != of_base for arm in plan.others):
+    if not any(map(plan.is_judged, plan.names[1:])):
         raise UsageError(
             f"study {plan.name} cannot be judged: every arm is {UNEQUAL}\n"
             "  give all arms grids of equally many settings"
@@ -133,14 +125,16 @@ def status_lines(plan: Plan) -> list[str]:
     lines = [f"{plan.name}  registered {registration.registered}, {state}"]
     tuning = list(tuning_trials(plan))
     is_tuned = all(state_of(trial) in ENDED for trial in tuning)
-    tuned = tune(plan, Reader()) if is_tuned else Tuned({})
+    tuned = tune(plan, Reader()) if is_tuned else Tuned()
     if tuning:
-        chosen = [f"{arm} {' '.join(point.values())}" for arm, point in tuned.points.items()]
-        lines.append(
-            ": ".join(filter(None, [f"tuning  {progress_text(tuning)}", ", ".join(chosen)]))
-        )
-    if is_tuned and not plan.command:
-        judged = plan.trials(plan.looks[-1], trials_of=tuned.trials)
+        chosen = []
+        for arm, point in tuned.points.items():
+            values = [setting.partition("=")[2] for setting in point]
+            chosen.append(" ".join([arm, *values]))
+        parts = [f"tuning  {progress_text(tuning)}", ", ".join(chosen)]
+        lines.append(": ".join(filter(None, parts)))
+    if is_tuned and not plan.study.command:
+        judged = plan.trials(plan.looks[-1], tuned.points)
         lines.append(f"judging {progress_text(judged)}")
     for number, look in enumerate(registration.looks):
         for row in look:

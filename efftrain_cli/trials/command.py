@@ -17,7 +17,7 @@ from efftrain_cli.compare.sources import read_table
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import make_folder, write_whole
-from efftrain_cli.foundation.signals import describe_end
+from efftrain_cli.foundation.signals import describe_end, end_with
 from efftrain_cli.run.reading import CURVE, Run
 from efftrain_cli.trials.trial import Trial, check_names, last_lines
 
@@ -73,6 +73,7 @@ class CommandRunner:
     def run_command(self, each: Trial) -> None:
         """Run the command of a trial, and add its curve to the table."""
         command = fill_in(each.recipe, each)
+        parent = os.getpid()
         try:
             ended = subprocess.run(
                 command,
@@ -80,6 +81,7 @@ class CommandRunner:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "SEED": str(each.seed)},
+                preexec_fn=lambda: end_with(parent),
                 check=False,
             )
         except KeyboardInterrupt:

@@ -20,8 +20,10 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
+
+from efftrain_cli.foundation.signals import end_with
 
 LARGEST = 1 << 20
 """Bytes that a request may have."""
@@ -82,18 +84,18 @@ class Server:
     """Forks a child per request, and writes the code of each into its pipe."""
 
     def __init__(self, link: socket.socket) -> None:
-        # What was ignored (`nohup`) stays ignored in children.
-        self.handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOPS}
         self.link = link
         self.pid = os.getpid()
         self.children: dict[int, tuple[int, int]] = {}
         """Number of a request -> process number, and the pipe for its exit code."""
+        # For ever: a child takes them once it is its own.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        self.is_warm = False
         try:
             import_training()
             self.is_warm = True
         except Exception:
             traceback.print_exc()
-            self.is_warm = False
 
     def serve(self) -> None:
         """Serve until the other end is closed; then end the children saved, and wait for them."""
@@ -121,8 +123,7 @@ class Server:
         return True
 
     def start(self, request: dict[str, Any], log: int, end: int) -> None:
-        """Fork the child of a request. A signal waits until the child has its own handlers."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        """Fork the child of a request."""
         try:
             pid = os.fork()
             if pid == 0:
@@ -132,7 +133,6 @@ class Server:
             os.write(log, f"error: cannot start a process: {error}\n".encode())
             os.write(end, b"1")
             os.close(end)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         os.close(log)
 
     def reap(self) -> None:
@@ -162,23 +162,16 @@ class Server:
                     stream.flush()
             os._exit(code)
 
-    def enter(self, environment: dict[str, str | None], log: int) -> None:
-        """Set what a new process would have: log, handlers, variables, threads."""
-        from efftrain_cli.foundation.signals import end_with
-
+    def enter(self, environment: Mapping[str, str], log: int) -> None:
+        """Set what a new process would have: log, signals, variables, threads."""
         os.dup2(log, 1)
         os.dup2(log, 2)
         self.link.close()
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
         end_with(self.pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-        for name, text in environment.items():
-            if text is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = text  # CUDA_VISIBLE_DEVICES too: CUDA starts later
-        threads = environment.get("OMP_NUM_THREADS") or ""
+        os.environ.clear()
+        os.environ.update(environment)  # CUDA_VISIBLE_DEVICES too: CUDA starts later
+        threads = environment.get("OMP_NUM_THREADS", "")
         if self.is_warm and threads.isdecimal() and int(threads):
             sys.modules["torch"].set_num_threads(int(threads))
 

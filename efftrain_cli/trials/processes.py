@@ -62,7 +62,7 @@ class ForkServer:
     """Starts processes by forks of one that has imported torch (`forkserver`).
 
     It starts with the first of them and ends with this object. What Python and torch read at
-    import, it read then.
+    import, it has read then.
     """
 
     def __init__(self, log: Path) -> None:
@@ -71,10 +71,8 @@ class ForkServer:
         self.process: subprocess.Popen[bytes] | None = None
         self.count = 0
 
-    def start(self, environment: dict[str, str]) -> None:
+    def start(self, environment: Mapping[str, str]) -> None:
         """Start the server. It imports while this process goes on."""
-        # numpy's BLAS would start threads at import.
-        self.environment = {**environment, "OPENBLAS_NUM_THREADS": "1"}
         self.link, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other, open_log(self.log) as file:
             self.process = subprocess.Popen(
@@ -82,7 +80,8 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env=self.environment,
+                # numpy's BLAS would start threads at import.
+                env={**environment, "OPENBLAS_NUM_THREADS": "1"},
                 pass_fds=[other.fileno()],
                 process_group=0,
             )
@@ -94,21 +93,21 @@ class ForkServer:
         log: Path,
     ) -> Child:
         """Start a process, as `launch_cold`."""
-        wanted = {**os.environ, **environment}
+        whole = {**os.environ, **environment}
         if self.process is None or self.process.poll() is not None:
-            self.start(wanted)
-        changes = {}
-        for name in wanted.keys() | self.environment.keys():
-            if wanted.get(name) != self.environment.get(name):
-                changes[name] = wanted.get(name)
+            self.start(whole)
         self.count += 1
-        request = {"number": self.count, "arguments": list(arguments), "environment": changes}
+        request = {"number": self.count, "arguments": list(arguments), "environment": whole}
+        message = json.dumps(request).encode()
         end, other = os.pipe()
-        # If the server has just ended, nobody holds the pipe: the child has ended too.
-        with open_log(log) as file, contextlib.suppress(OSError):
-            message = json.dumps(request).encode()
-            socket.send_fds(self.link, [message], [file.fileno(), other])
-        os.close(other)
+        with open_log(log) as file:
+            try:
+                socket.send_fds(self.link, [message], [file.fileno(), other])
+            except OSError:  # the server has just ended, or the variables exceed a packet
+                os.close(end)
+                return launch_cold(arguments, environment, log)
+            finally:
+                os.close(other)
         return ForkedChild(self.link, self.count, end)
 
 

@@ -10,20 +10,23 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from efftrain_cli.data.prepare import limits_of, prepare
 from efftrain_cli.foundation.bounds import RUNS
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.foundation.records import text_digest
+from efftrain_cli.recipe.draft import parse_override
+from efftrain_cli.recipe.recipe import Recipe, flat_values, load_recipe
+from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import run_path
-from efftrain_cli.run.small_files import NOT_COMPUTED
-
-if TYPE_CHECKING:
-    from efftrain_cli.recipe.recipe import Recipe
-    from efftrain_cli.run.reading import Run
+from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.origin import ORIGIN, origin_data
+from efftrain_cli.run.reading import ENDED, Run, status_of
+from efftrain_cli.run.small_files import NOT_COMPUTED, read_recipe_values, read_run
 
 
 class Trunk(NamedTuple):
@@ -112,18 +115,25 @@ VALUE = re.compile(
     r"""(?:"[^"]*"|'[^']*'|\[(?:[^][]|\[[^]]*\])*\]|\{[^}]*\}|[^,])+""",
 )
 """A value of several with commas between them; commas in brackets and quotes belong to it."""
+VALIDATED_ON = (
+    "model.seq_len",
+    "eval.windows",
+    "data.tokenizer",
+    "data.text_field",
+    "the validation text",
+)
+"""What decides what a recipe is validated on."""
+ANOTHER_NAME = "take another name: --name, or for a study another file name"
 
 
-def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Parse `key=value,value` into a key and its values; commas inside brackets and quotes belong
-    to a value.
+def parse_settings(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Parse `key=value,value` into values by key; commas inside brackets and quotes belong to a
+    value.
 
     Raises:
         UsageError: one is not of that form, or a key or a value comes twice.
     """
-    from efftrain_cli.recipe.draft import parse_override
-
-    found = {}
+    found: dict[str, list[str]] = {}
     for text in texts:
         key, _, values = text.partition("=")
         key = key.strip()
@@ -150,16 +160,19 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
         if key in found:
             raise UsageError(f"--set {key} is given twice\n  give {key}=value,value")
         found[key] = parts
-    return list(found.items())
+    return found
 
 
 def grid(
     recipes: Sequence[str],
     seeds: Sequence[int],
-    settings: Sequence[tuple[str, list[str]]],
+    settings: Mapping[str, Sequence[str]],
     prefix: str | None = None,
 ) -> list[Trial]:
     """List the runs of a sweep, in order.
+
+    Args:
+        settings: recipe key -> values, as TOML.
 
     Raises:
         UsageError: a recipe comes twice, or two recipes share a name.
@@ -171,71 +184,36 @@ def grid(
             f"recipe {', '.join(sorted(twice))} is given twice: runs are named after it\n"
             "  name each once"
         )
-    check_number_of_runs(
-        len(recipes) * len(seeds) * math.prod(len(values) for _, values in settings)
-    )
+    check_number_of_runs(len(recipes) * len(seeds) * math.prod(map(len, settings.values())))
     trials = []
-    points = points_of(settings)
     named = zip(recipes, names, strict=True)
-    for seed, (recipe, name), point in itertools.product(seeds, named, points):
-        words = [prefix, name]
-        for key, value in point:
-            # What changes nothing of the result is not part of the name either.
-            if not key.startswith(NOT_COMPUTED):
-                words.append(setting_word(key, value))
-        overrides = tuple(f"{key}={value}" for key, value in point)
-        run = run_name([*filter(None, words), f"seed{seed}"], overrides)
-        trials.append(Trial(recipe, overrides, seed, run, arm=name))
+    for seed, (recipe, name), point in itertools.product(seeds, named, points_of(settings)):
+        # What changes nothing of the result is not part of the name either.
+        words = [setting_word(text) for text in point if not text.startswith(NOT_COMPUTED)]
+        run = run_name([*filter(None, (prefix, name)), *words, f"seed{seed}"], point)
+        trials.append(Trial(recipe, point, seed, run, arm=name))
     return trials
 
 
-def check_trials(trials: Sequence[Trial]) -> dict[str, str]:
-    """Check trials before any is trained; return the state of each by name (`state_of`).
-
-    Raises:
-        UsageError: two have one name, a name is another run's, or losses could not be compared.
-        DataError: the text of a run is gone.
-    """
-    check_names(trials)
-    check_comparable(trials)
-    check_texts(trials)
-    return {trial.name: state_of(trial) for trial in trials}
+def points_of(grid: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return every combination of the values of a grid, as overrides."""
+    axes = []
+    for key, values in grid.items():
+        axes.append([f"{key}={value}" for value in values])
+    return list(itertools.product(*axes))
 
 
-def check_names(trials: Sequence[Trial]) -> None:
-    """Check that each run has a name of its own, before any is trained.
-
-    Raises:
-        UsageError: two have one name.
-    """
-    by_name: dict[str, Trial] = {}
-    for trial in trials:
-        other = by_name.setdefault(trial.name, trial)
-        if other != trial:
-            raise UsageError(
-                f"{' '.join(other.settings)} and {' '.join(trial.settings)} give two runs the"
-                f" name {trial.name}\n  rename one of the values"
-            )
-
-
-def points_of(grid: Iterable[tuple[str, Iterable[str]]]) -> list[tuple[tuple[str, str], ...]]:
-    """Return every combination of the values of a grid, as pairs of key and value."""
-    pairs = []
-    for key, values in grid:
-        pairs.append([(key, value) for value in values])
-    return list(itertools.product(*pairs))
-
-
-def setting_word(key: str, value: str) -> str:
-    """Write a setting as it stands in a run's name: optim.lr=1e-3 -> lr1e-3.
+def setting_word(setting: str) -> str:
+    """Write an override as it stands in a run's name: optim.lr=1e-3 -> lr1e-3.
 
     A value with other characters than a name may have is told from similar ones by its hash.
     """
+    key, _, value = setting.partition("=")
     plain = value.strip("\"'")
     word = re.sub(r"[^A-Za-z0-9._-]", "", plain)
     if word != plain:
         word += f"-{text_digest(value)[:4]}"
-    return key.rsplit(".", 1)[-1].replace("_", "-") + word
+    return key.rpartition(".")[2].replace("_", "-") + word
 
 
 def run_name(words: Sequence[str], overrides: Sequence[str]) -> str:
@@ -259,39 +237,57 @@ def recipe_of(trial: Trial) -> Recipe:
     Raises:
         RecipeError: it breaks a rule.
     """
-    from efftrain_cli.recipe.recipe import load_recipe
-
     return load_recipe(trial.recipe, [*trial.settings, f"seed={trial.seed}"])
 
 
-VALIDATED_ON = (
-    "model.seq_len",
-    "eval.windows",
-    "data.tokenizer",
-    "data.text_field",
-    "the validation text",
-)
-"""What decides what a recipe is validated on."""
+# --- before anything is trained -------------------------------------------------------------------
+
+
+def check_trials(trials: Sequence[Trial]) -> dict[str, str]:
+    """Check trials before any is trained; return the state of each by name (`state_of`).
+
+    Raises:
+        UsageError: two have one name, a name is another run's, or losses could not be compared.
+        DataError: the text of a run is gone.
+    """
+    check_names(trials)
+    check_comparable(trials)
+    check_texts(trials)
+    return {trial.name: state_of(trial) for trial in trials}
+
+
+def check_names(trials: Sequence[Trial]) -> None:
+    """Check that each run has a name of its own.
+
+    Raises:
+        UsageError: two have one name.
+    """
+    by_name: dict[str, Trial] = {}
+    for trial in trials:
+        other = by_name.setdefault(trial.name, trial)
+        if other != trial:
+            raise UsageError(
+                f"{' '.join(other.settings)} and {' '.join(trial.settings)} give two runs the"
+                f" name {trial.name}\n  rename one of the values"
+            )
 
 
 def check_comparable(trials: Sequence[Trial]) -> None:
-    """Check that the runs of a sweep can be compared, before any is trained.
+    """Check that the runs of a sweep can be compared.
 
     Raises:
         UsageError: the recipes would be validated on different text, windows or tokens.
     """
-    from efftrain_cli.recipe.recipe import flat_values
-
     # A trial of each recipe and setting: its seed decides none of these values.
     distinct = {(trial.recipe, trial.settings): trial for trial in trials}
-    arms: dict[str, dict[str, list[str]]] = {}
+    arms: dict[str, dict[str, list[str]]] = {key: {} for key in VALIDATED_ON}
     for trial in distinct.values():
         values = flat_values(recipe_of(trial))
         # Without a validation text of its own, validation is cut from the training text.
         cut = f"{values.get('data.valid_fraction')} of {values.get('data.train')}"
         values["the validation text"] = values.get("data.valid") or cut
-        for key in VALIDATED_ON:
-            same = arms.setdefault(key, {}).setdefault(str(values.get(key)), [])
+        for key, by_value in arms.items():
+            same = by_value.setdefault(str(values.get(key)), [])
             same.append(" ".join((trial.recipe, *trial.settings)))
     problems = []
     for key, by_value in arms.items():
@@ -307,16 +303,12 @@ def check_comparable(trials: Sequence[Trial]) -> None:
 
 
 def check_texts(trials: Sequence[Trial]) -> None:
-    """Check that new runs would train on the tokens of the earlier runs of the same text, before
-    any is trained.
+    """Check that new runs would train on the tokens of the earlier runs of the same text.
 
     Raises:
         UsageError: the text has changed in between.
         DataError: it is gone.
     """
-    from efftrain_cli.data.prepare import limits_of, prepare
-    from efftrain_cli.run.origin import ORIGIN, origin_data
-
     earlier = {}
     new = {}
     for trial in trials:
@@ -326,17 +318,15 @@ def check_texts(trials: Sequence[Trial]) -> None:
         if not (path / ORIGIN).is_file():
             new[text] = recipe
         elif origin_data(path).get("corpus") is not None:
-            earlier[text] = (trial.name, origin_data(path))
+            earlier[text] = path
     for text in earlier.keys() & new.keys():
-        name, trained = earlier[text]
+        trained = origin_data(earlier[text])
         corpus = prepare(new[text].data, limits=limits_of(new[text]))
         hashes = (corpus.train.sha256, corpus.valid.sha256)
         if hashes != (trained["train_hash"], trained["valid_hash"]):
             raise UsageError(
-                f"the text has changed since run {name!r} was trained: new runs could not be"
-                " compared with it\n"
-                "  restore the text, or take another name: --name for a sweep, another file name"
-                " for a study"
+                f"the text has changed since run {earlier[text].name!r} was trained: new runs could"
+                f" not be compared with it\n  restore the text, or {ANOTHER_NAME}"
             )
 
 
@@ -346,32 +336,24 @@ def state_of(trial: Trial) -> str:
     Raises:
         UsageError: its run directory exists and holds another recipe.
     """
-    from efftrain_cli.run.metrics import last_row
-    from efftrain_cli.run.reading import ENDED, status_of
-    from efftrain_cli.run.small_files import read_run
-
-    path = _run_of(trial)
-    if path is None:
+    path = run_path(trial.name)
+    if not (path / "recipe.toml").is_file():
         return "new"
-    run = read_run(path)
+    check_same_recipe(path, trial)
     last = last_row(path)
-    status = status_of(run, last)
-    if status == "stopped" and trial.until is not None:
-        if last["step"] >= trial.until and math.isfinite(last.get("val_loss") or math.nan):
-            return "finished"
+    status = status_of(read_run(path), last)
+    is_far_enough = trial.until is not None and last.get("step", -1) >= trial.until
+    if status == "stopped" and is_far_enough and math.isfinite(last.get("val_loss") or math.nan):
+        return "finished"
     return status if status in ("running", *ENDED) else "unfinished"
 
 
-def _run_of(trial: Trial) -> Path | None:
-    """Return the directory of a trial's run, None if there is none: a name alone does not say what
-    was trained."""
-    from efftrain_cli.recipe.recipe import flat_values, load_recipe
-    from efftrain_cli.recipe.toml import flatten
-    from efftrain_cli.run.small_files import read_recipe_values
+def check_same_recipe(path: Path, trial: Trial) -> None:
+    """Check that a run was trained by the recipe of a trial: a name alone does not say it.
 
-    path = run_path(trial.name)
-    if not (path / "recipe.toml").is_file():
-        return None
+    Raises:
+        UsageError: by another one.
+    """
     try:
         # Read as this version reads it: a key that an older version did not know has its default.
         trained = flat_values(load_recipe(str(path / "recipe.toml")))
@@ -386,10 +368,8 @@ def _run_of(trial: Trial) -> Path | None:
     if differing:
         raise UsageError(
             f"run {trial.name!r} exists with another recipe ({', '.join(differing)} differ)\n"
-            f"  remove the run (efftrain runs rm {trial.name}), or take another name:"
-            " --name for a sweep, another file name for a study"
+            f"  remove the run (efftrain runs rm {trial.name}), or {ANOTHER_NAME}"
         )
-    return path
 
 
 def last_lines(output: str) -> str:

@@ -90,7 +90,7 @@ def settings_of(option: str, text: str) -> list[Setting]:
     Raises:
         UsageError: there are fewer than two.
     """
-    ((key, values),) = parse_settings([text])
+    ((key, values),) = parse_settings([text]).items()
     if len(values) < 2:
         raise UsageError(
             f"{option} {text!r} has one value, so nothing is searched\n"

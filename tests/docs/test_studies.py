@@ -14,7 +14,8 @@ import pytest
 from efftrain_cli.compare.inference import Direction
 from efftrain_cli.compare.judge import Judged
 from efftrain_cli.foundation.records import digest_of
-from efftrain_cli.study.plans import Study, read_study
+from efftrain_cli.study.file import Study
+from efftrain_cli.study.plans import read_study
 from tests.conftest import REPOSITORY, cli
 from tests.docs.pages import blocks_of, commands_of, text_of
 

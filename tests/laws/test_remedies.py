@@ -492,7 +492,6 @@ ELSEWHERE = {
     "cannot be shared by {} devices": "faults/test_ranks.py",
     "printed nothing that matches": "trials/test_command.py",
     "the text has changed since run": "faults/test_checkpoints.py",
-    "is another recipe": "tune_warmup/test_tune_warmup.py",
     "holds no search": "tune_warmup/test_tune_warmup.py",
     "budgets branch off one run": "study/test_sizes.py",
 }

@@ -66,8 +66,8 @@ def judge_again(study: str, curves: Path) -> dict[tuple[str, str], dict[str, Any
         comparison = compare(
             runs,
             baseline=plan.arms[0].name,
-            claims=plan.claims,
-            alpha=plan.alpha,
+            claims=plan.study.primary,
+            alpha=plan.study.alpha,
             share=shares(plan.looks)[-1],
         )
     return {row.key: values_of(row) for row in comparison.verdicts}

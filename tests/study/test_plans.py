@@ -29,10 +29,11 @@ def study(folder, text=STUDY):
 def test_a_plan_has_the_baseline_first(folder):
     plan = read_study(study(folder))
     assert [arm.name for arm in plan.arms] == ["a", "b"]
-    assert (plan.seeds, plan.looks, plan.tuning_seeds) == ((5, 6, 7, 8, 9), (3, 5), (0,))
+    assert {arm.seeds for arm in plan.arms} == {(5, 6, 7, 8, 9)}
+    assert (plan.looks, plan.study.tuning_seeds) == ((3, 5), (0,))
     assert plan.values["recipe of a: optim.lr"] == 1e-3
     assert plan.values["arms.0.recipe"] == "b.toml" and "question" not in plan.values
-    trial = plan.arms[1].trial(5, ("optim.lr=2e-3",), "lr2e-3")
+    trial = plan.arms[1].trial(5, ("optim.lr=2e-3",))
     assert (trial.name, trial.arm) == ("s-b-lr2e-3-seed5", "b")
 
 
@@ -104,6 +105,6 @@ name = "a"
 name = "b"
 """
     plan = read_study(study(folder, text))
-    assert plan.command and [arm.recipe for arm in plan.arms] == [plan.command] * 2
+    assert [arm.recipe for arm in plan.arms] == ["echo val loss {seed} {arm}"] * 2
     with pytest.raises(UsageError, match=r"has no \{seed\}"):
         read_study(study(folder, text.replace(" {seed}", "")))

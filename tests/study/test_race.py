@@ -154,11 +154,7 @@ def test_tuning_comes_first_on_seeds_of_its_own(folder):
     (row,) = conducted.verdicts
     assert row.remark.startswith("tuned on 3 seeds: a tie is told apart in 8 to 9 % of races")
     again = read_study(plan.folder / "study.toml")
-    for name in ("seeds", "looks", "claims", "give_up", "tuning_seeds", "question"):
-        assert getattr(again, name) == getattr(plan, name), "the file says what the race is"
-    assert [(arm.settings, arm.grid) for arm in again.arms] == [
-        (arm.settings, arm.grid) for arm in plan.arms
-    ]
+    assert again.study == plan.study, "the file says what the race is"
 
 
 @pytest.mark.parametrize(

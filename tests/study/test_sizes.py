@@ -14,7 +14,7 @@ from efftrain_cli.run.reading import Run
 from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.plans import Plan, read_study
 from efftrain_cli.study.text import plan_lines
-from efftrain_cli.study.tuning import tuning_trials
+from efftrain_cli.study.tuning import CARRIED, carried, tuning_trials
 from efftrain_cli.trials.trial import Trial, Trunk, recipe_of
 from tests.compare.runs import make_run
 from tests.conftest import REPOSITORY
@@ -92,9 +92,9 @@ def test_sizes_by_a_range_are_those_of_the_rule(folder):
     32 x 320 in the head, besides norms and biases."""
     text = STUDY[: STUDY.index("[[sizes]]")] + STUDY[STUDY.index("[[arms]]") :]
     plan = plan_of(folder, f'sizes = "60K..240K x2"\ntokens_per_parameter = 30\n{text}')
-    sizes = [arm.size for arm in plan.baselines]
+    sizes = [arm.size for arm in plan.of("a")]
     assert [size.name for size in sizes] == ["60K", "120K", "240K"]
-    widths = [recipe_of(arm.trial(5)).model.n_embd for arm in plan.baselines]
+    widths = [recipe_of(arm.trial(5)).model.n_embd for arm in plan.of("a")]
     assert widths == [32, 48, 64]
     assert sizes[0].parameters == pytest.approx(2 * 12 * 32**2 + 32 * 320, rel=0.03)
     assert sizes[0].middle == 30 * sizes[0].parameters
@@ -207,11 +207,20 @@ def test_rates_are_carried_to_sizes_that_are_not_tuned(folder):
     losses = Losses(1.5)
     plan = plan_of(folder, STUDY + TUNED + 'sizes = ["narrow"]\n')
     comparison = conducted(plan, losses)
-    narrow, wide = (arm.size.parameters for arm in plan.baselines)
+    narrow, wide = (arm.size.parameters for arm in plan.of("a"))
     rate = f"{0.002 * (narrow / wide) ** (1 / 3):.3g}"
     assert f"s-b-wide-lr{rate}-trunk-seed5" in losses.trained
     assert {trial.arm for trial in tuning_trials(plan)} == {"a narrow", "b narrow"}
+    assert "rates are carried from narrow unchecked: tune the next size too" in comparison.caveats
     assert comparison.verdicts[0].p < 1, "both arms are tuned alike"
+
+
+def test_only_learning_rates_are_carried_by_the_rule():
+    """Eight times the parameters: half the rate. Other keys whose names end in lr stay."""
+    point = ("optim.lr=2e-3", "optim.muon_lr=0.02", "optim.min_lr=1e-4", "x.other_lr=1", "y=no")
+    assert carried(point, 8**CARRIED) == (
+        "optim.lr=0.001", "optim.muon_lr=0.01", "optim.min_lr=5e-05", "x.other_lr=1", "y=no",
+    )  # fmt: skip
 
 
 def test_the_rule_that_carries_rates_is_checked_at_the_next_tuned_size(folder):
@@ -219,7 +228,9 @@ def test_the_rule_that_carries_rates_is_checked_at_the_next_tuned_size(folder):
     text = STUDY.replace("[[arms]]", third, 1) + TUNED + 'sizes = ["narrow", "wide"]\n'
     caveats = conducted(plan_of(folder, text), Losses(1.5)).caveats
     (note,) = [caveat for caveat in caveats if caveat.startswith("b wide: carried")]
-    assert note.startswith("b wide: carried from narrow 0.00138") and note.endswith("best 0.002")
+    assert note.startswith("b wide: carried from narrow optim.lr=0.00138") and note.endswith(
+        "best optim.lr=0.002"
+    )
 
 
 def test_a_plan_says_what_it_costs_and_could_see(folder):

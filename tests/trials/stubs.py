@@ -71,12 +71,12 @@ def write_recipes(folder: Path) -> None:
 
 def plain(*seeds: int) -> list[Trial]:
     """Return trials of plain.toml."""
-    return grid(["plain.toml"], seeds, [])
+    return grid(["plain.toml"], seeds, {})
 
 
 def both(*seeds: int) -> list[Trial]:
     """Return trials of plain.toml and warm.toml."""
-    return grid(["plain.toml", "warm.toml"], seeds, [])
+    return grid(["plain.toml", "warm.toml"], seeds, {})
 
 
 class Stub:

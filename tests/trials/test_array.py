@@ -16,7 +16,7 @@ import pytest
 from efftrain_cli.foundation.errors import StoppedError
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.trial import grid
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, cli
 from tests.faults.test_clusters import executable
 from tests.trials.stubs import STUDY, both, write_trial
 
@@ -122,7 +122,7 @@ def test_a_study_is_trained_by_arrays_phase_by_phase(folder, efftrain):
 
 
 def test_an_array_names_the_runs_that_are_left_and_nobody_trains(folder):
-    trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.betas", ["[0.9, 0.99]"])])
+    trials = grid(["plain.toml", "warm.toml"], (0, 1), {"optim.betas": ["[0.9, 0.99]"]})
     writer = ArrayWriter(folder=folder / "logs", device="cpu", devices=2, jobs=1)
     write_trial(trials[0])
     write_trial(trials[1], 4)
@@ -146,12 +146,11 @@ def test_an_array_names_the_runs_that_are_left_and_nobody_trains(folder):
     assert [run.status for run in writer.train(trials[:2])] == ["finished", "diverged"]
 
 
-def test_a_sweep_is_compared_once_its_array_has_ended(folder, efftrain):
-    words = ["sweep", "plain.toml", "warm.toml", "--seeds", "0", "--array"]
-    first = efftrain(*words, "--jobs", "8", code=75)
-    assert first.stdout == ""
-    script = array_of(first.stderr)
-    assert "#SBATCH --array=0-1%8\n" in script.read_text()
+def test_a_sweep_is_compared_once_its_array_has_ended(folder):
+    words = ["sweep", "plain.toml", "warm.toml", "--seeds", "0", "--array", "--jobs", "8"]
+    with pytest.raises(StoppedError) as stopped:
+        cli(*words)
+    assert "#SBATCH --array=0-1%8\n" in array_of(str(stopped.value)).read_text()
     for trial in both(0):
         write_trial(trial)
-    assert "warm against plain is not judged in final loss" in efftrain(*words).stdout
+    assert "warm against plain is not judged in final loss" in cli(*words).stdout

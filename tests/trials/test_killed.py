@@ -1,4 +1,4 @@
-"""Races, studies and sweeps of real runs, killed at random instants: the same command continues."""
+"""Studies and sweeps of real runs, killed at random instants: the same command continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.trials.stubs import STUDY
 
 COMMANDS = {
     "sweep": "sweep plain.toml warm.toml --seeds 0..1 --jobs 2 --device cpu",
-    "race": "race plain.toml warm.toml --pairs 2,3 --device cpu",
     "study": "study small.toml --device cpu",
 }
 

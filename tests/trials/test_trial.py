@@ -26,17 +26,17 @@ def test_too_many_runs_are_refused_before_they_are_listed():
             parse_seeds(text)
     values = [str(i) for i in range(1, 101)]
     with pytest.raises(UsageError, match="60,000 runs are more than the 10,000"):
-        grid(["a", "b", "c"], (0, 1), [("optim.lr", values), ("train.batch_size", values)])
+        grid(["a", "b", "c"], (0, 1), {"optim.lr": values, "train.batch_size": values})
 
 
 def test_settings():
     assert parse_settings(
         ["optim.lr=1e-3,2e-3", "optim.betas=[0.9,0.95],[0.8,0.9]", 'data.train="a,b"']
-    ) == [
-        ("optim.lr", ["1e-3", "2e-3"]),
-        ("optim.betas", ["[0.9,0.95]", "[0.8,0.9]"]),
-        ("data.train", ['"a,b"']),
-    ]
+    ) == {
+        "optim.lr": ["1e-3", "2e-3"],
+        "optim.betas": ["[0.9,0.95]", "[0.8,0.9]"],
+        "data.train": ['"a,b"'],
+    }
     for wrong in (
         "optim.lr",
         "optim.lr=",
@@ -59,7 +59,7 @@ def test_settings():
 
 
 def test_grid_has_seeds_outermost_and_names_that_tell(folder):
-    trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])])
+    trials = grid(["plain.toml", "warm.toml"], (0, 1), {"optim.lr": ["1e-3", "2e-3"]})
     assert [trial.name for trial in trials[:4]] == [
         "plain-lr1e-3-seed0",
         "plain-lr2e-3-seed0",
@@ -67,26 +67,27 @@ def test_grid_has_seeds_outermost_and_names_that_tell(folder):
         "warm-lr2e-3-seed0",
     ]
     assert [trial.seed for trial in trials] == [0] * 4 + [1] * 4
-    assert [trial.name for trial in grid(["plain.toml"], (3,), [], "mine")] == ["mine-plain-seed3"]
-    assert grid(["plain.toml"], (3,), [("wandb.mode", ["offline"])])[0].name == "plain-seed3"
-    long = grid(["plain.toml"], (0, 1), [("data.train", ["x" * 80, "y" * 80])])
-    assert len({trial.name for trial in long}) == 4 and max(len(trial.name) for trial in long) <= 64
-    texts = grid(["plain.toml"], (0,), [("data.train", ["a_b.txt", "ab.txt"])])
+    assert [trial.name for trial in grid(["plain.toml"], (3,), {}, "mine")] == ["mine-plain-seed3"]
+    assert grid(["plain.toml"], (3,), {"wandb.mode": ["offline"]})[0].name == "plain-seed3"
+    values = ["x" * 80, "y" * 80]
+    names = [each.name for each in grid(["plain", "warm"], (0, 1), {"data.train": values})]
+    assert len({*names}) == 8 and max(map(len, names)) <= 64
+    texts = grid(["plain.toml"], (0,), {"data.train": ["a_b.txt", "ab.txt"]})
     assert len({trial.name for trial in texts}) == 2
     with pytest.raises(UsageError, match="twice"):
-        grid(["plain.toml", "sub/plain.toml"], (0,), [])
+        grid(["plain.toml", "sub/plain.toml"], (0,), {})
 
 
 def test_what_could_not_be_compared_is_refused_before_training(folder):
     (folder / "long.toml").write_text('base = "plain.toml"\n[model]\nseq_len = 64\n')
     with pytest.raises(UsageError, match=r"model\.seq_len: 32 in plain\.toml; 64 in long\.toml"):
-        check_comparable(grid(["plain.toml", "long.toml"], (0, 1), []))
+        check_comparable(grid(["plain.toml", "long.toml"], (0, 1), {}))
     check_comparable(both(0, 1))
     with pytest.raises(UsageError, match="validation text"):
-        check_comparable(grid(["plain.toml"], (0,), [("data.valid", ["valid.txt", "text.txt"])]))
+        check_comparable(grid(["plain.toml"], (0,), {"data.valid": ["valid.txt", "text.txt"]}))
     for name, fraction in (("cut", 0.05), ("less", 0.01)):
         held_out = f"valid_fraction = {fraction}"
         (folder / f"{name}.toml").write_text(TINY.replace('valid = "valid.txt"', held_out))
     said = "the validation text: 0.05 of text.txt in cut.toml; 0.01 of text.txt in less.toml"
     with pytest.raises(UsageError, match=said):
-        check_comparable(grid(["cut.toml", "less.toml"], (0,), []))
+        check_comparable(grid(["cut.toml", "less.toml"], (0,), {}))
