@@ -49,8 +49,10 @@ if [ "$1" = show ]; then echo localhost; else echo "$@" >> requeued; fi
 
 
 def batch_file(number: int) -> str:
+    """The first file of the page, or the same from srun on as the second has it."""
     page = (REPOSITORY / "docs" / "clusters.md").read_text()
-    return re.findall(r"```sh\n(.*?)```", page, re.DOTALL)[number]
+    first, second = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    return [first, first[: first.index("srun ")] + second][number]
 
 
 def executable(path: Path, text: str) -> None:
