@@ -90,15 +90,6 @@ def test_rates_of_one_recipe_are_a_table(folder):
     assert "is better than warm-lr1e-3 in final loss" in judged
 
 
-def test_names_are_checked_before_anything_is_trained(folder):
-    """51.8: what a name cannot hold is told apart by a hash."""
-    for name in ("a_b.txt", "ab.txt", "a b.txt"):
-        (folder / name).write_text((folder / "text.txt").read_text())
-    trials = grid(["plain.toml"], (0,), {"data.train": ["a_b.txt", "ab.txt", '"a b.txt"']})
-    assert len({trial.name for trial in trials}) == 3
-    assert trials[0].name == "plain-traina_b.txt-seed0"
-
-
 def test_two_at_once_on_one_folder(folder):
     """F78: the second of one sweep ends with 7; a sweep of other runs does not."""
     for trial in both(0, 1):
