@@ -112,6 +112,9 @@ Jobs = Annotated[
     int,
     Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn."),
 ]
+PlanOnly = Annotated[
+    bool, Option("--plan", help="Print what would be trained and what it costs; train nothing.")
+]
 Array = Annotated[
     bool,
     Option(

@@ -17,6 +17,8 @@ from efftrain_cli.cli.options import (
     Devices,
     Jobs,
     Output,
+    Overrides,
+    PlanOnly,
     Plot,
     Quiet,
 )
@@ -60,15 +62,7 @@ def race(
             autocompletion=override_keys,
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override for all arms. Repeatable.",
-            autocompletion=override_keys,
-        ),
-    ] = None,
+    set_: Overrides = None,
     margin: Margin = 0.0,
     command: Annotated[
         str | None,
@@ -87,9 +81,7 @@ def race(
     device: Device = "auto",
     devices: Devices = 1,
     jobs: Jobs = 1,
-    plan: Annotated[
-        bool, Option("--plan", help="Print runs, costs and what could be seen; train nothing.")
-    ] = False,
+    plan: PlanOnly = False,
     yes: Annotated[
         bool, Option("--yes", "-y", help="Skip the question before a long race.")
     ] = False,
@@ -112,6 +104,7 @@ def race(
     from efftrain_cli.study.race import race_plan
     from efftrain_cli.study.text import plan_lines, tell_look
     from efftrain_cli.trials.command import METRIC
+    from efftrain_cli.trials.trial import parse_seeds
 
     if command is None and (metric or maximize or failed_exit):
         raise UsageError(
@@ -125,7 +118,7 @@ def race(
     planned = race_plan(
         arms,
         claim_of(margin),
-        parse_pairs(pairs),
+        parse_seeds(pairs, "--pairs"),
         tuple(set_ or []),
         grid=parse_grid(tune or []),
         command=command or "",
@@ -133,25 +126,13 @@ def race(
         device=device,
     )
     if plan:
-        print_folded("\n".join([*plan_lines(planned), *pairs_lines()]))
+        print_folded("\n".join(plan_lines(planned)))
         return
     begin(planned, yes)
     runner = runner_of(planned, device, devices, jobs, failed_exit=failed_exit)
     comparison = conduct(planned, runner, tell_look, maximize=maximize)
     show(comparison, format_, output, details=details, plot=plot)
     end_with_verdict(comparison, fail_if)
-
-
-def parse_pairs(text: str) -> list[int]:
-    """Return numbers of pairs: "3,5,8".
-
-    Raises:
-        UsageError: they are no numbers.
-    """
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise UsageError(f"--pairs {text!r} is no list of numbers\n  write 3,5,8")
-    return [int(part) for part in parts]
 
 
 def parse_grid(texts: list[str]) -> Grid:
@@ -194,11 +175,3 @@ def begin(plan: Plan, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise UsageError(f"{text}: no terminal to ask on\n  give --yes")
     typer.confirm(f"{text}. Begin?", abort=True)
-
-
-def pairs_lines() -> list[str]:
-    """Return how many pairs a difference needs, for some differences."""
-    from efftrain_cli.study.text import SIZES, pairs_needed
-
-    needed = [f"{size:g} sd: {pairs_needed(size)}" for size in SIZES]
-    return [f"pairs   for a true difference of {', '.join(needed)}"]

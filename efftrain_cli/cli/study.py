@@ -16,6 +16,7 @@ from efftrain_cli.cli.options import (
     Devices,
     Jobs,
     Output,
+    PlanOnly,
     Plot,
     Quiet,
 )
@@ -38,9 +39,7 @@ def study(
             metavar="FILE",
         ),
     ],
-    plan: Annotated[
-        bool, Option("--plan", help="Print runs, costs and what could be seen; train nothing.")
-    ] = False,
+    plan: PlanOnly = False,
     check: Annotated[
         bool, Option("--check", help="Train two steps of each distinct recipe, as it is.")
     ] = False,

@@ -17,6 +17,7 @@ from efftrain_cli.cli.options import (
     Devices,
     Jobs,
     Output,
+    PlanOnly,
     Plot,
     Quiet,
     TargetLoss,
@@ -56,9 +57,7 @@ def sweep(
     output: Output = None,
     plot: Plot = False,
     fail_if: FailIf = None,
-    plan: Annotated[
-        bool, Option("--plan", help="Print the runs and their costs; train nothing.")
-    ] = False,
+    plan: PlanOnly = False,
     jobs: Jobs = 1,
     devices: Devices = 1,
     array: Array = False,

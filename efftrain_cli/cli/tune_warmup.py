@@ -12,6 +12,7 @@ from efftrain_cli.cli.options import (
     Device,
     Devices,
     Overrides,
+    PlanOnly,
     Quiet,
     RecipeArgument,
     RecipeOption,
@@ -71,7 +72,7 @@ def tune_warmup(
     name: Annotated[
         str | None, Option(help="Name of the search's folder.", show_default="RECIPE-tune")
     ] = None,
-    plan: Annotated[bool, Option("--plan", help="Print the search and train nothing.")] = False,
+    plan: PlanOnly = False,
     device: Device = "auto",
     devices: Devices = 1,
     quiet: Quiet = False,

@@ -74,6 +74,9 @@ def plan_lines(plan: Plan) -> list[str]:
         f"shows   in {100 * POWER:.0f} % of cases {visible(plan):.2g} standard deviations"
         " of a pair's difference"
     )
+    if plan.is_race:
+        needed = [f"{size:g} sd: {pairs_needed(size)}" for size in SIZES]
+        lines.append(f"pairs   for a true difference of {', '.join(needed)}")
     return lines
 
 

@@ -78,23 +78,23 @@ class Runner(Protocol):
         """
 
 
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse seeds written "0..4" (both ends included), "1,3,5", "7" or a mixture.
+def parse_seeds(text: str, option: str = "--seeds") -> tuple[int, ...]:
+    """Parse numbers written "0..4" (both ends included), "1,3,5", "7" or a mixture.
 
     Raises:
-        UsageError: it is not one of these, or names a seed twice.
+        UsageError: it is not one of these, or names a number twice.
     """
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,19})\s*(?:\.\.\s*(\d{1,19})\s*)?", part)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise UsageError(f"--seeds {text[:40]!r}: write 0..4 (both included), 1,3,5 or 7")
+            raise UsageError(f"{option} {text[:40]!r}: write 0..4 (both included), 1,3,5 or 7")
         first = int(match[1])
         last = int(match[2] or match[1])
         check_number_of_runs(len(seeds) + last - first + 1)
         seeds += range(first, last + 1)
     if len(set(seeds)) < len(seeds):
-        raise UsageError(f"--seeds {text[:40]!r} names a seed twice\n  leave one out")
+        raise UsageError(f"{option} {text[:40]!r} names a number twice\n  leave one out")
     return tuple(seeds)
 
 
@@ -123,7 +123,6 @@ VALIDATED_ON = (
     "the validation text",
 )
 """What decides what a recipe is validated on."""
-ANOTHER_NAME = "take another name: --name, or for a study another file name"
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -326,7 +325,8 @@ def check_texts(trials: Sequence[Trial]) -> None:
         if hashes != (trained["train_hash"], trained["valid_hash"]):
             raise UsageError(
                 f"the text has changed since run {earlier[text].name!r} was trained: new runs could"
-                f" not be compared with it\n  restore the text, or {ANOTHER_NAME}"
+                " not be compared with it\n"
+                "  restore the text, or take another name: --name, for a study another file name"
             )
 
 
@@ -368,7 +368,8 @@ def check_same_recipe(path: Path, trial: Trial) -> None:
     if differing:
         raise UsageError(
             f"run {trial.name!r} exists with another recipe ({', '.join(differing)} differ)\n"
-            f"  remove the run (efftrain runs rm {trial.name}), or {ANOTHER_NAME}"
+            f"  remove the run (efftrain runs rm {trial.name}), or take another name: --name, for a"
+            " study another file name"
         )
 
 

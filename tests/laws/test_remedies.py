@@ -450,13 +450,6 @@ ROWS = [
         trained,
     ),
     Row(
-        "leave --from out",
-        "pretrain --plan --from r@8",
-        "leave --from out",
-        "pretrain small --plan",
-        trained,
-    ),
-    Row(
         "without text to train on",
         "pretrain --resume hf --steps 1 --no-probe",
         "--set data.train=my.txt --set data.repeat=true",

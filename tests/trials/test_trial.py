@@ -52,7 +52,7 @@ def test_settings():
             parse_settings([wrong])
     with pytest.raises(UsageError, match="seed has its own option\n  use --seeds"):
         parse_settings(["seed=1"])
-    with pytest.raises(UsageError, match="names a seed twice\n  leave one out"):
+    with pytest.raises(UsageError, match="names a number twice\n  leave one out"):
         parse_seeds("1,0..1")
     with pytest.raises(UsageError, match="twice"):
         parse_settings(["optim.lr=1", "optim.lr=2"])

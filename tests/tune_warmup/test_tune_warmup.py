@@ -159,7 +159,6 @@ def test_bad_options_are_refused_before_anything_is_trained(config):
         ({"duration": "optim.lr=4"}, "has one value, so nothing is searched"),
         ({"duration": "optim.warmupsteps=4,8"}, "optim.warmupsteps"),
         ({"duration": "warmup"}, "names no key and value"),
-        ({"settings": (*config.settings, "optim.warmup_steps=0")}, "optim.warmup_steps is 0"),
         ({"budget": 10}, r"below the first probe\n  give at least \d+"),
     ):
         with pytest.raises(UsageError, match=words):
