@@ -44,7 +44,6 @@ def test_a_recipe_named_after_a_method_differs_in_it_alone(name, base, method):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_recipe_loads_and_says_what_it_is(path):
     recipe = load_recipe(path.stem)
-    assert recipe == load_recipe(str(path))
     # Staged training's published schedule ends long after the point at which its runs are compared.
     published = "never reaches min_lr" if "-staged-" in path.stem else None
     assert [
