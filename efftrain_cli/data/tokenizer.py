@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data import hub
-from efftrain_cli.foundation.bounds import VOCABULARY
 from efftrain_cli.foundation.environment import expanded, usable_cores
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.records import text_digest
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     import tiktoken
     import tokenizers
 
+VOCABULARY = 1 << 24
+"""Token ids at most."""
 END_OF_TEXT = "<|endoftext|>"
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 """Names of the end-of-text token, in the order in which they are looked for."""

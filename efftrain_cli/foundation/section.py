@@ -21,8 +21,6 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import ArgsKwargs
 
-from efftrain_cli.foundation.bounds import HEADS, LAYERS, WIDTH
-
 SECTION = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """Unknown keys are errors, nothing is silently converted, numbers are finite."""
 
@@ -65,11 +63,11 @@ def with_implied(given: Any, key: str, value: str, implied: Mapping[str, Any]) -
     return ArgsKwargs((), table)
 
 
-Blocks = Annotated[int, Field(ge=1, le=LAYERS)]
+Blocks = Annotated[int, Field(ge=1, le=1 << 10)]
 """Transformer blocks."""
-Heads = Annotated[int, Field(ge=1, le=HEADS)]
+Heads = Annotated[int, Field(ge=1, le=1 << 10)]
 """Attention heads."""
-Channels = Annotated[int, Field(ge=1, le=WIDTH)]
+Channels = Annotated[int, Field(ge=1, le=1 << 17)]
 """Channels or hidden units."""
 
 _SUFFIX = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}

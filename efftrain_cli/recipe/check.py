@@ -18,11 +18,10 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from efftrain_cli.foundation.bounds import MISTAKES
 from efftrain_cli.foundation.errors import Breaches, Problem
 from efftrain_cli.foundation.section import field_docstrings
 from efftrain_cli.methods.method import Method
-from efftrain_cli.recipe.draft import Draft, recipe_error, table_of
+from efftrain_cli.recipe.draft import MISTAKES, Draft, recipe_error, table_of
 from efftrain_cli.recipe.toml import flatten, toml_value
 
 T = TypeVar("T")

@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.foundation.bounds import MISTAKES
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import Problem, RecipeError, nearest
 from efftrain_cli.recipe.toml import flatten, toml_value
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+MISTAKES = 100
+"""Mistakes of a recipe that are listed; more are counted."""
 
 
 @dataclass

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from efftrain_cli.foundation.bounds import CONTEXT, VOCABULARY
 from efftrain_cli.foundation.section import (
     SECTION,
     Blocks,
@@ -64,9 +63,9 @@ class Model(Dimensions):
     """Attention heads per block; divides n_embd, unless head_dim is given."""
     n_embd: Channels
     """Width of the residual stream."""
-    seq_len: int = Field(ge=1, le=CONTEXT)
+    seq_len: int = Field(ge=1, le=1 << 20)
     """Full context length, in tokens; validation is always measured at it."""
-    vocab_multiple: int = Field(default=64, ge=1, le=VOCABULARY)
+    vocab_multiple: int = Field(default=64, ge=1, le=1 << 24)
     """The vocabulary is padded to a multiple of this for the matmul; padding never enters a loss or
     a sample."""
     norm: Norm = "layernorm"

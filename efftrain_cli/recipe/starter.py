@@ -43,7 +43,12 @@ def starter(name: str, base: str, overrides: Sequence[str], comments: Mapping[st
     check_draft(draft)
     values: dict[str, Any] = {}
     for override in overrides:
-        _copy(draft.values, values, parse_override(override)[0].split("."))
+        section, *keys = parse_override(override)[0].split(".")
+        written = draft.values[section]
+        if keys and isinstance(written, dict):
+            values.setdefault(section, {})[keys[0]] = written[keys[0]]
+        else:  # a key of the top level, or a whole list of sections
+            values[section] = written
     if is_path(base):
         base = os.path.relpath(base, "recipes")
     text = _TEMPLATE.format(name=name, base=toml_value(base))
@@ -51,13 +56,3 @@ def starter(name: str, base: str, overrides: Sequence[str], comments: Mapping[st
     if not methods_among(values):
         text += _EXAMPLE
     return text
-
-
-def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -> None:
-    """Copy the value at `path`; of a list of sections, the whole list."""
-    name, *rest = path
-    value = source[name]
-    if rest and isinstance(value, dict):
-        _copy(value, target.setdefault(name, {}), rest)
-    else:
-        target[name] = value

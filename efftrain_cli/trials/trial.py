@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from efftrain_cli.data.prepare import limits_of, prepare
-from efftrain_cli.foundation.bounds import RUNS
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.recipe.draft import parse_override
@@ -27,6 +26,10 @@ from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.origin import ORIGIN, origin_data
 from efftrain_cli.run.reading import ENDED, Run, status_of
 from efftrain_cli.run.small_files import NOT_COMPUTED, read_recipe_values, read_run
+
+
+RUNS = 10_000
+"""Runs of a sweep or study at most; each has a folder."""
 
 
 class Trunk(NamedTuple):
