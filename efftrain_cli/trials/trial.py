@@ -27,7 +27,6 @@ from efftrain_cli.run.origin import ORIGIN, origin_data
 from efftrain_cli.run.reading import ENDED, Run, status_of
 from efftrain_cli.run.small_files import NOT_COMPUTED, read_recipe_values, read_run
 
-
 RUNS = 10_000
 """Runs of a sweep or study at most; each has a folder."""
 
