@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,16 +38,16 @@ def metrics(run: str) -> pd.DataFrame:
     return read_metrics(find_run(run)).frame
 
 
-def runs(*names: str, sort: Literal["age", "name", "loss", "tokens"] = "age") -> pd.DataFrame:
-    """Return a row per run, and a column per setting in which the runs differ, by its dotted key.
+def runs(*names: str) -> pd.DataFrame:
+    """Return a row per run, the one written to last first, and a column per setting in which the
+    runs differ, by its dotted key.
 
     Args:
         names: runs, or globs over runs; all runs without names.
-        sort: age (the run written to last first), name, loss (lowest first) or tokens (most first).
     """
     from efftrain_cli.run_list import read_runs
 
-    return read_runs(names, sort)
+    return read_runs(names)
 
 
 def comparison(

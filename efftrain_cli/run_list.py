@@ -1,4 +1,4 @@
-"""`efftrain runs`: a frame of the runs there are, what is damaged in one, and removing some."""
+"""`efftrain runs list` and `rm`: a frame or a line of each run, and removing some."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import fnmatch
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from glob import has_magic
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from efftrain_cli.foundation.console import counted, printable
-from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
+from efftrain_cli.foundation.errors import EfftrainError, UsageError
 from efftrain_cli.foundation.files import is_locked
-from efftrain_cli.foundation.records import read_record
+from efftrain_cli.foundation.records import damaged
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
-from efftrain_cli.run.glance import Glance, fault_of, glance, glance_at_group, written_at
-from efftrain_cli.run.lines import read_file
-from efftrain_cli.run.names import run_groups, runs_named
-from efftrain_cli.run.origin import read_origin
-from efftrain_cli.run.small_files import read_recipe_values
-from efftrain_cli.run_checkpoints import verify_checkpoints
+from efftrain_cli.run.lines import last_lines
+from efftrain_cli.run.metrics import to_float
+from efftrain_cli.run.names import RunGroup, run_groups, runs_named
+from efftrain_cli.run.origin import RESTORE, read_origin
+from efftrain_cli.run.status import ENDED, budget_of, status_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,33 +45,56 @@ COLUMNS = (
 )
 """Columns of the frame of runs, which the settings that differ follow."""
 Order = Literal["age", "name", "loss", "tokens"]
-_SORTED_BY = {"age": "age_seconds", "name": "name", "loss": "best_val_loss", "tokens": "tokens"}
 
 
-def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
-    """Return a row per run: COLUMNS, then each setting in which the runs differ, by
-    its dotted key.
+def read_runs(names: Sequence[str] = ()) -> pd.DataFrame:
+    """Return a row per run, the one written to last first: COLUMNS, then each setting in which the
+    runs differ, by its dotted key.
 
     A run that cannot be read has the status "unreadable" and the reason as its `problem`.
 
     Args:
         names: names of runs or their beginnings, globs over them, or recipes; empty: all.
-        sort: age (the run written to last first), name, loss (lowest validation loss first, runs
-            without one last) or tokens (most first).
     """
     import pandas as pd
 
-    chosen = chosen_names(names)
     with ThreadPoolExecutor(2) as pool:
-        described = list(pool.map(_describe, chosen))
+        described = list(pool.map(_describe, chosen_names(names)))
     frame = pd.DataFrame([row for row, _ in described], columns=list(COLUMNS))
     frame = frame.astype({"seed": "Int64", "updates": "Int64"})
-    settings = pd.DataFrame([values for _, values in described], frame.index, dtype=object)
-    readable = settings[[bool(values) for _, values in described]]
-    distinct = readable.astype(str).nunique(dropna=False)
+    readable = {number: values for number, (_, values) in enumerate(described) if values}
+    settings = pd.DataFrame.from_dict(readable, "index", dtype=object)
+    distinct = settings.astype(str).nunique(dropna=False)
     frame = frame.join(settings[distinct.index[distinct > 1]])
-    column = _SORTED_BY[sort]
-    return frame.sort_values(column, ascending=sort != "tokens", kind="stable", ignore_index=True)
+    return frame.sort_values("age_seconds", kind="stable", ignore_index=True)
+
+
+def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return one run's values by COLUMNS, and its settings by dotted key; no settings if the run
+    cannot be read."""
+    from efftrain_cli.run.reading import load_run
+
+    path = runs_root() / name
+    age = max(0.0, time.time() - written_at(path))
+    row: dict[str, Any] = {"name": printable(name), "age_seconds": age, "problem": ""}
+    try:
+        run = load_run(path)
+    except Exception as error:  # one run that nobody can read must not hide the others
+        unread = {"status": "unreadable", "recipe": "-", "tokens": 0.0}
+        return {**row, **unread, "problem": fault_of(path, error)}, {}
+    row |= {
+        "status": run.status,
+        "recipe": run.arm,
+        "seed": run.seed,
+        "tokens": run.facts.get("tokens", 0.0),
+        "budget": run.budget,
+        "flops": run.facts.get("FLOPs"),
+        "seconds": run.facts.get("training seconds"),
+        "updates": run.facts.get("updates", 0),
+        "final_loss": run.final_loss,
+        "best_val_loss": run.facts.get("best loss"),
+    }
+    return row, dict(run.settings)
 
 
 def chosen_names(names: Sequence[str]) -> list[str]:
@@ -82,128 +104,101 @@ def chosen_names(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(chain(*runs_named(names).values())))
 
 
-def glance_at_runs(
-    names: Sequence[str], sort: Order = "age", most: int | None = None
-) -> tuple[list[Glance], int]:
-    """Return the first lines of a list, and how many are left out. Without names, the runs of a
-    study, race, sweep or search are one line.
+def fault_of(path: Path, error: Exception) -> str:
+    """Return why a run cannot be read, in printable lines."""
+    fault = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
+    return "\n".join(map(printable, fault.split("\n")))
+
+
+def written_at(path: Path) -> float:
+    """Return when a run was last written to, seconds since the epoch; now if it has gone."""
+    for name in ("metrics.jsonl", "recipe.toml"):
+        try:
+            return (path / name).stat().st_mtime
+        except OSError:
+            continue
+    return time.time()
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A line of a list: a run, or a study, race, sweep or search."""
+
+    name: str
+    status: str
+    """Of a run as `status_of`, but "54 %" if it is running, and "unreadable"."""
+    written: float
+    """When a row was last written, seconds since the epoch."""
+    tokens: float = math.nan
+    val_loss: float = math.nan
+    """Last validation loss among the last rows, nats per token."""
+    problem: str = ""
+    """Why the run cannot be read."""
+
+
+def glance(path: Path) -> Glance:
+    """Look at the run in a directory, of whose files only origin.json is read whole."""
+    name = printable(path.name)
+    written = written_at(path)
+    try:
+        read_origin(path)
+        metrics = path / "metrics.jsonl"
+        rows = last_lines(metrics)
+        if not rows and metrics.exists() and metrics.stat().st_size:
+            raise damaged(metrics, "none of its last lines is whole", RESTORE)
+        last = rows[-1] if rows else {}
+        tokens = to_float(last.get("tokens", 0))
+        status = status_of(path, last)
+        if status == "running":
+            status = f"{100 * min(1.0, tokens / budget_of(path)):.0f} %"
+    except Exception as error:  # one run that nobody can read must not hide the others
+        return Glance(name, "unreadable", written, problem=fault_of(path, error))
+    losses = [to_float(row.get("val_loss")) for row in rows]
+    known = [loss for loss in losses if not math.isnan(loss)]
+    return Glance(name, status, written, tokens, known[-1] if known else math.nan)
+
+
+def glance_at_group(group: RunGroup) -> Glance:
+    """Look at a study, race, sweep or search: how many of its runs have ended."""
+    runs = [glance(runs_root() / run) for run in group.runs]
+    ended = sum(run.status in ENDED for run in runs)
+    status = f"{group.kind}, {ended} of {counted(len(runs), 'run')}"
+    return Glance(
+        group.name,
+        status,
+        written=max((run.written for run in runs), default=time.time()),
+    )
+
+
+def glance_at_runs(names: Sequence[str], sort: Order = "age") -> list[Glance]:
+    """Return the lines of a list. Without names, the runs of a study, race, sweep or search are one
+    line.
 
     Args:
-        names, sort: as for `read_runs`; but the loss is the last one.
-        most: lines to return; None: all.
+        names: as for `read_runs`.
+        sort: age (the run written to last first), name, loss (lowest last validation loss first,
+            runs without one last) or tokens (most first).
     """
     groups = [] if names else run_groups()
     owned = {run for group in groups for run in group.runs}
-    root = runs_root()
-    entries = []
-    for name in chosen_names(names):
-        if name not in owned:
-            entries.append((written_at(root / name), name, partial(glance, root / name)))
-    for group in groups:
-        times = [written_at(root / run) for run in group.runs]
-        written = max(times, default=time.time())
-        entries.append((written, group.name, partial(glance_at_group, root, group, written)))
-    if sort == "age":
-        entries.sort(key=lambda entry: -entry[0])
-    if sort == "name":
-        entries.sort(key=lambda entry: entry[1])
-    shown = entries[:most] if sort in ("age", "name") else entries
-    lines = [look() for _, _, look in shown]
-    if sort == "tokens":
-        lines.sort(key=lambda line: -line.tokens)
-    if sort == "loss":
-        lines.sort(key=lambda line: math.inf if line.val_loss is None else line.val_loss)
-    lines = lines[:most]
-    return lines, len(entries) - len(lines)
+    lines = [glance(runs_root() / name) for name in chosen_names(names) if name not in owned]
+    lines += [glance_at_group(group) for group in groups]
+    match sort:
+        case "age":
+            lines.sort(key=lambda line: -line.written)
+        case "name":
+            lines.sort(key=lambda line: line.name)
+        case "loss":
+            lines.sort(key=lambda line: (math.isnan(line.val_loss), line.val_loss))
+        case "tokens":
+            lines.sort(key=lambda line: (math.isnan(line.tokens), -line.tokens))
+    return lines
 
 
-def _age(path: Path) -> float:
-    """Return the seconds since a run was written to; 0 if it has gone."""
-    written = written_at(path)
-    if not written:
-        return 0.0
-    return max(0.0, time.time() - written)
-
-
-def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return one run's values by COLUMNS, and its settings by dotted key; no settings if the run
-    cannot be read."""
-    from efftrain_cli.run.reading import load_run
-
-    path = runs_root() / name
-    row = {"name": printable(name), "age_seconds": _age(path), "problem": ""}
-    try:
-        run = load_run(path)
-        row |= {
-            "status": run.status,
-            "recipe": run.arm,
-            "seed": run.seed,
-            "tokens": run.facts.get("tokens", 0.0),
-            "budget": run.budget,
-            "flops": run.facts.get("FLOPs"),
-            "seconds": run.facts.get("training seconds"),
-            "updates": run.facts.get("updates", 0),
-            "final_loss": run.final_loss,
-            "best_val_loss": run.facts.get("best loss"),
-        }
-        return row, dict(run.settings)
-    except Exception as error:  # one run that nobody can read must not hide the others
-        fault = fault_of(path, error)
-        row |= {"status": "unreadable", "recipe": "-", "tokens": 0.0, "problem": fault}
-        return row, {}
-
-
-def verify_run(path: Path) -> str:
-    """Read the small files of a run, and compare rows, events and checkpoints with their check
-    values; return the counts of valid ones in words.
-
-    Raises:
-        DataError: a line or file is damaged; the message names each.
-    """
-    problems = verify_small_files(path)
-    checkpoints, damage = verify_checkpoints(path)
-    problems += damage
-    counts = []
-    for name, noun in (("metrics.jsonl", "row"), ("events.jsonl", "event")):
-        file = path / name
-        try:
-            lines = read_file(file)
-        except OSError as error:
-            problems.append(f"{file} cannot be read: {error.strerror}")
-            continue
-        for number in lines.corrupt:
-            problems.append(f"{file}, line {number}: it does not match its check value")
-        if lines.torn:
-            problems.append(
-                f"{file} ends inside a line, which is left out:"
-                " the run was killed, or is writing now"
-            )
-        counts.append(counted(len(lines.texts), noun))
-    if problems:
-        raise DataError("\n".join(problems))
-    counts.append(counted(checkpoints, "checkpoint"))
-    return f"{path.name}: {', '.join(counts)}: no damage"
-
-
-def verify_small_files(path: Path) -> list[str]:
-    """Return the faults of the small files of a run or a study."""
-    from efftrain_cli.study.registration import Registration
-    from efftrain_cli.zeroshot.results import read_results
-
-    readers: dict[str, Callable[[], object]] = {
-        "recipe.toml": lambda: read_recipe_values(path),
-        "origin.json": lambda: read_origin(path),
-        "plan.json": lambda: read_record(path / "plan.json", Registration),
-        "zeroshot.json": lambda: read_results(path),
-    }
-    problems = []
-    for name, read in readers.items():
-        try:
-            if (path / name).exists():
-                read()
-        except EfftrainError as error:
-            problems.append(str(error))
-    return problems
+# --- removing -------------------------------------------------------------------------------------
 
 
 def remove_runs(names: Sequence[str]) -> list[Path]:
@@ -212,8 +207,8 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
     Raises:
         UsageError: a run is not there, or a process is writing to it.
     """
-    runs: list[Path] = []
-    races: list[Path] = []
+    paths: dict[Path, None] = {}
+    races: dict[Path, None] = {}
     for name in names:
         if has_magic(name):
             matches = [run_path(run) for run in fnmatch.filter(run_names(), name)]
@@ -222,23 +217,23 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
                     f"no run in {runs_root()} matches {name!r}\n  `efftrain runs list` shows all"
                 )
         elif (run_path(name) / "study.toml").is_file():
-            races.append(run_path(name))
+            races[run_path(name)] = None
             matches = runs_of_race(name)
         else:
             # A folder that is not yet a run, because its start was killed, may be removed by its
             # name.
             matches = [run_path(name) if run_path(name).is_dir() else existing_run(name)]
-        runs += matches
-    registered = [path.name for path in dict.fromkeys(runs) if (path / "plan.json").is_file()]
+        paths |= dict.fromkeys(matches)
+    registered = [path.name for path in paths if (path / "plan.json").is_file()]
     if registered:
         raise UsageError(
             f"{', '.join(registered)}: the registration of a study is not removed\n  name its runs"
         )
-    paths = list(dict.fromkeys([*runs, *races]))
+    paths |= races
     running = [path.name for path in paths if is_locked(path / "lock")]
     if running:
         raise UsageError(f"still running: {', '.join(running)}\n  stop with Ctrl-C first")
-    return paths
+    return list(paths)
 
 
 def runs_of_race(name: str) -> list[Path]:

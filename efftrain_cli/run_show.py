@@ -1,29 +1,39 @@
-"""`efftrain runs show`: one run in a few lines, in full as tables, or as values for programs."""
+"""`efftrain runs show`, `checkpoints` and `verify`: one run in a few lines or as values, what it
+saved, and what of it is damaged."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.foundation.console import counted, human, human_seconds, printable, table_lines
+from efftrain_cli.foundation.console import counted, human, human_seconds, printable
+from efftrain_cli.foundation.errors import CheckpointError, DataError, EfftrainError
+from efftrain_cli.foundation.records import read_record
 from efftrain_cli.plan.describe import LABEL
 from efftrain_cli.recipe.draft import shown_path
-from efftrain_cli.recipe.toml import flatten
-from efftrain_cli.run.directory import checkpoints_of
-from efftrain_cli.run.glance import glance, written_at
-from efftrain_cli.run.lines import Values, read_file
-from efftrain_cli.run.metrics import all_rows, latest_rows, to_float
-from efftrain_cli.run.names import recipe_name
-from efftrain_cli.run.small_files import SmallFiles, read_run
-from efftrain_cli.run.stability import count_jumps, validation_curve
-from efftrain_cli.run_list import size_of
+from efftrain_cli.run.directory import checkpoint_step, checkpoints_of
+from efftrain_cli.run.lines import read_file
+from efftrain_cli.run.manifest import verify_checkpoint
+from efftrain_cli.run.metrics import all_rows
+from efftrain_cli.run.origin import read_origin
+from efftrain_cli.run.reading import Run, load_run
+from efftrain_cli.run.small_files import read_recipe_values, read_run
+from efftrain_cli.run_list import size_of, written_at
+from efftrain_cli.study.registration import Registration
+from efftrain_cli.zeroshot.results import read_results
 
-PARTS = ("train", "eval", "checkpoint", "compile", "other")
-"""Seconds of metrics.jsonl that the wall time of a run consists of."""
+PARTS = {
+    "train": "seconds",
+    "eval": "eval_seconds",
+    "checkpoint": "checkpoint_seconds",
+    "compile": "compile_seconds",
+    "other": "other_seconds",
+}
+"""Part of a run's wall time -> its column in metrics.jsonl."""
 
 
 def lines_of_run(path: Path) -> list[str]:
@@ -32,95 +42,63 @@ def lines_of_run(path: Path) -> list[str]:
     Raises:
         DataError: a file is missing or damaged.
     """
-    run = read_run(path)
-    rows = latest_rows(path)
-    status = glance(path).status
+    run = load_run(path)
     when = f"{datetime.fromtimestamp(written_at(path)).astimezone():%Y-%m-%d %H:%M}"
-    what = "running, last row" if status.endswith("%") else status
+    what = "running, last row" if run.status == "running" else run.status
     lines = [f"{run.name}, {what} {when}"]
-    lines += [f"{label:{LABEL}}{text}" for label, text in _facts(run, rows) if text]
+    lines += [f"{label:{LABEL}}{text}" for label, text in _facts(run) if text]
+    if (path / "zeroshot.json").exists():
+        lines.append(f"{'scores':{LABEL}}in zeroshot.json")
     lines.append(f"{'disk':{LABEL}}{human(size_of(path), 'B')} in {shown_path(path)}")
     return lines
 
 
-def _facts(run: SmallFiles, rows: Sequence[Values]) -> Iterator[tuple[str, str]]:
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
     """Yield labels and texts of the lines between the first and the last."""
-    yield "result", _result(run, rows)
-    last = rows[-1] if rows else {}
-    step = last.get("step", 0)
-    resumes = sum(event.get("event") == "resume" for event in run.events)
-    budget = run.recipe.get("train", {}).get("tokens")
-    of_budget = ""
-    if isinstance(budget, int) and last.get("tokens", 0) < budget:
-        of_budget = f" of {human(budget)}"
+    facts = run.facts
+    yield "result", _result(run)
+    tokens = facts.get("tokens", 0.0)
+    of_budget = f" of {human(run.budget)}" if tokens < run.budget else ""
     yield (
         "spent",
-        f"{counted(step, 'step')}, {human(last.get('tokens') or 0)}{of_budget} tokens,"
-        f" {human(last.get('total_flops') or 0.0, 'FLOP')}s,"
-        f" {human_seconds(last.get('train_seconds') or 0.0)} on {run.origin.get('device')};"
-        f" {counted(resumes, 'resume') if resumes else 'no resume'}",
+        f"{counted(int(facts.get('updates', 0)), 'step')}, {human(tokens)}{of_budget} tokens,"
+        f" {human(facts.get('FLOPs', 0.0), 'FLOP')}s,"
+        f" {human_seconds(facts.get('training seconds', 0.0))} on {run.conditions.get('device')}",
     )
-    yield "branch", _branch(run.origin.get("branch"), rows)
-    yield "stable", _stability(rows)
-    seed = run.recipe.get("seed")
-    changes = _changes(run.origin.get("command"))
-    yield "recipe", f"{recipe_name(run.origin, run.name)}, seed {seed}, {changes}"
-    yield "text", _text(run.recipe.get("data", {}))
-    damage = len(read_file(run.path / "metrics.jsonl").corrupt)
-    if damage:
-        yield "damage", f"{counted(damage, 'line')} of metrics.jsonl left out: `runs verify`"
-    if (run.path / "zeroshot.json").exists():
-        yield "scores", "in zeroshot.json"
+    parent = run.conditions.get("branch.parent")
+    if parent is not None:
+        own = human(facts["FLOPs of the branch"], "FLOP")
+        yield "branch", f"of {parent} at step {run.conditions['branch.step']}; {own}s of its own"
+    ratios = run.series.get("loss_ratio")
+    if ratios is not None:
+        jumps = counted(int(facts.get("validation jumps", 0)), "jump")
+        yield "stable", f"largest loss ratio {ratios.value.max():.2f}; {jumps}"
+    yield "recipe", f"{run.arm}, seed {run.seed}, {_changes(run.conditions.get('command'))}"
+    yield "text", _text(run.settings)
+    # The status is in the first line.
+    yield "notes", "; ".join(note for note in run.notes if not note.startswith(run.status))
 
 
-def _branch(origin: Values | None, rows: Sequence[Values]) -> str:
-    """Return where a branch began, and what it spent itself; "" for any other run."""
-    if not origin:
-        return ""
-    step = origin["step"]
-    flops = [row.get("total_flops") or 0.0 for row in rows]
-    before = [row.get("total_flops") or 0.0 for row in rows if row["step"] <= step]
-    own = human(max(flops, default=0.0) - max(before, default=0.0), "FLOP")
-    return f"of {origin['parent']} at step {step:,}; {own}s of its own"
-
-
-def _text(data: Values) -> str:
-    """Return the training text and the tokenizer as the recipe names them."""
-    names = [source.get("path") for source in data.get("sources", ())]
-    if not names:
-        text = data.get("train", "stdlib")
-        names = text if isinstance(text, list) else [text]
-    tokenizer = data.get("tokenizer", "gpt2")
-    return printable(", ".join(map(str, [*names, tokenizer])))
-
-
-def _result(run: SmallFiles, rows: Sequence[Values]) -> str:
-    curve = validation_curve(rows)
-    if not curve:
+def _result(run: Run) -> str:
+    if run.curve.empty:
         return "no validation loss yet"
-    step, loss = curve[-1]
-    text = f"val loss {loss:.4f} nats/token"
-    bytes_per_target = flatten(run.origin).get("data.valid_bytes_per_token")
-    if bytes_per_target:
-        text += f", {loss / math.log(2) / bytes_per_target:.2f} bits/byte"
-    if step < rows[-1]["step"]:
-        text += f" after step {step:,}"
+    text = f"val loss {run.spent('val_loss'):.4f} nats/token"
+    bits = run.facts.get("bits per byte", math.nan)
+    if not math.isnan(bits):
+        text += f", {bits:.2f} bits/byte"
+    if run.spent("step") < run.facts.get("updates", 0):
+        text += f" after step {run.spent('step'):,.0f}"
     return text
 
 
-def _stability(rows: Sequence[Values]) -> str:
-    """Return the largest loss ratio and the number of jumps of the validation loss; "" before the
-    second step."""
-    ratios = [to_float(row.get("loss_ratio")) for row in rows]
-    known = [ratio for ratio in ratios if math.isfinite(ratio)]
-    if not known:
-        return ""
-    jumps = count_jumps(loss for _, loss in validation_curve(rows))
-    text = f"largest loss ratio {max(known):.2f}; {counted(jumps, 'jump') if jumps else 'no jump'}"
-    for row in rows:
-        if row.get("nonfinite"):
-            return f"{text}; not finite at step {row['step']:,}"
-    return text
+def _text(settings: Mapping[str, Any]) -> str:
+    """Return the training text and the tokenizer as the recipe names them."""
+    names = [source.get("path") for source in settings.get("data.sources", ())]
+    if not names:
+        text = settings.get("data.train", "stdlib")
+        names = text if isinstance(text, list) else [text]
+    tokenizer = settings.get("data.tokenizer", "gpt2")
+    return printable(", ".join(map(str, [*names, tokenizer])))
 
 
 def _changes(command: object) -> str:
@@ -131,47 +109,12 @@ def _changes(command: object) -> str:
     return ", ".join(changes) or "no changes"
 
 
-def details_of_run(path: Path) -> list[str]:
-    """Return where the time of a run went, its events, recipe and origin, as lines.
-
-    Raises:
-        DataError: a file is missing or damaged.
-    """
-    run = read_run(path)
-    lines = []
-    times = [(name, human_seconds(seconds)) for name, seconds in seconds_of(path).items()]
-    events = []
-    for event in run.events:
-        if event.get("event") != "checkpoint":
-            fields = dict(event)
-            time = str(fields.pop("time", None))
-            kind = str(fields.pop("event", None))
-            what = ", ".join(f"{key} {value}" for key, value in fields.items())
-            events.append((time, kind, what))
-    kept = [(checkpoint.name,) for checkpoint in checkpoints_of(path)]
-    for title, header, rows in (
-        ("Time", ("part", "time"), times),
-        ("Events", ("time", "event", "what"), events),
-        ("Checkpoints", ("kept",), kept),
-        ("Recipe", ("key", "value"), _pairs(run.recipe)),
-        ("Origin", ("key", "value"), _pairs(run.origin)),
-    ):
-        if rows:
-            lines += ["", title, *table_lines(header, rows)]
-    return lines
-
-
-def _pairs(values: Values) -> list[tuple[str, str]]:
-    return [(key, str(value)) for key, value in flatten(values).items() if value is not None]
-
-
 def seconds_of(path: Path) -> dict[str, float]:
     """Return the seconds of each part of a run's wall time, replaced steps included; the last
     checkpoint's are in its event."""
     rows = all_rows(path)
     seconds = {}
-    for part in PARTS:
-        column = "seconds" if part == "train" else f"{part}_seconds"
+    for part, column in PARTS.items():
         known = [row[column] for row in rows if isinstance(row.get(column), int | float)]
         if known:
             seconds[part] = math.fsum(known)
@@ -184,10 +127,6 @@ def values_of_run(path: Path) -> dict[str, Any]:
     Raises:
         DataError: a file is missing or damaged.
     """
-    # pandas takes a second, and lines need none.
-    from efftrain_cli.run.reading import load_run
-    from efftrain_cli.zeroshot.results import read_results
-
     run = load_run(path)
     files = read_run(path)
     return {
@@ -206,3 +145,88 @@ def values_of_run(path: Path) -> dict[str, Any]:
         "recipe": files.recipe,
         "origin": files.origin,
     }
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def list_checkpoints(run: Path) -> list[dict[str, Any]]:
+    """Return the checkpoints of a run, oldest first: step, bytes, time, path."""
+    checkpoints = []
+    for path in checkpoints_of(run):
+        try:
+            size = sum(file.stat().st_size for file in path.iterdir())
+            written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        except FileNotFoundError:  # the run is training, and has just removed it
+            continue
+        checkpoint = {
+            "step": checkpoint_step(path),
+            "bytes": size,
+            "written": written.isoformat(timespec="seconds"),
+            "path": str(path),
+        }
+        checkpoints.append(checkpoint)
+    return checkpoints
+
+
+def describe_checkpoints(run: Path) -> list[str]:
+    """Return a line for each checkpoint of a run, oldest first, and for what lies among them."""
+    lines = []
+    for each in list_checkpoints(run):
+        when = f"{datetime.fromisoformat(each['written']).astimezone():%Y-%m-%d %H:%M:%S}"
+        name = Path(each["path"]).name
+        lines.append(f"{name}  {human(each['bytes'], 'B'):>9}  {when}")
+    others = set((run / "checkpoints").glob("*")) - set(checkpoints_of(run))
+    lines += [f"{'no checkpoint':<15}  {path}" for path in sorted(others)]
+    return lines or [f"run {run.name!r} has no checkpoint yet"]
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def verify_run(path: Path) -> str:
+    """Read the small files of a run or study, and compare rows, events and checkpoints with their
+    check values; return the counts of valid ones in words.
+
+    Raises:
+        DataError: a line or file is damaged; the message names each.
+    """
+    problems = []
+    readers: dict[str, Callable[[], object]] = {
+        "recipe.toml": lambda: read_recipe_values(path),
+        "origin.json": lambda: read_origin(path),
+        "plan.json": lambda: read_record(path / "plan.json", Registration),
+        "zeroshot.json": lambda: read_results(path),
+    }
+    for name, read in readers.items():
+        try:
+            if (path / name).exists():
+                read()
+        except EfftrainError as error:
+            problems.append(str(error))
+    checkpoints = checkpoints_of(path)
+    for checkpoint in checkpoints:
+        try:
+            verify_checkpoint(checkpoint)
+        except CheckpointError as error:
+            problems.append(str(error))
+    counts = []
+    for name, noun in (("metrics.jsonl", "row"), ("events.jsonl", "event")):
+        file = path / name
+        try:
+            lines = read_file(file)
+        except OSError as error:
+            problems.append(f"{file} cannot be read: {error.strerror}")
+            continue
+        for number in lines.corrupt:
+            problems.append(f"{file}, line {number}: it does not match its check value")
+        if lines.torn:
+            problems.append(
+                f"{file} ends inside a line, which is left out:"
+                " the run was killed, or is writing now"
+            )
+        counts.append(counted(len(lines.texts), noun))
+    if problems:
+        raise DataError("\n".join(problems))
+    counts.append(counted(len(checkpoints), "checkpoint"))
+    return f"{path.name}: {', '.join(counts)}: no damage"

@@ -51,7 +51,7 @@ def curve(run: str) -> pd.DataFrame:
 
 def runs_of(plan: Plan) -> pd.DataFrame:
     """Return a row per run of a study."""
-    frame = efftrain.runs(plan.name, sort="name")
+    frame = efftrain.runs(plan.name).sort_values("name", ignore_index=True)
     rows = []
     for run in frame.itertuples():
         arms = [arm for arm in plan.arms if run.name.startswith(f"{arm.prefix}-")]

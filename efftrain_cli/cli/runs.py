@@ -47,6 +47,7 @@ def list_(
     format_: TableOrJson = "table",
 ) -> None:
     """List runs: status, tokens, last validation loss, age."""
+    import math
     import time
 
     from efftrain_cli.foundation.console import human, human_seconds, table_lines
@@ -54,10 +55,10 @@ def list_(
     from efftrain_cli.run_list import glance_at_runs, read_runs
 
     if format_ == "json":
-        frame = read_runs(names or [], sort)
+        frame = read_runs(names or [])
         print_json(frame.astype(object).where(frame.notna(), None).to_dict("records"))
         return
-    runs, left_out = glance_at_runs(names or [], sort, None if every else SHOWN)
+    runs = glance_at_runs(names or [], sort)
     if not runs:
         said = f"no runs in {runs_root()}; `efftrain pretrain` makes one"
         if names:
@@ -67,20 +68,21 @@ def list_(
             )
         print_folded(said)
         return
+    shown = runs if every else runs[:SHOWN]
     rows = []
-    for run in runs:
+    for run in shown:
         # An age's first unit is enough.
         age = " ".join(human_seconds(max(0.0, time.time() - run.written)).split()[:2])
         if run.status.endswith("%"):
             age = "now"
-        loss = "" if run.val_loss is None else f"{run.val_loss:.4f}"
-        tokens = "" if run.is_group else human(run.tokens)
+        loss = "" if math.isnan(run.val_loss) else f"{run.val_loss:.4f}"
+        tokens = "" if math.isnan(run.tokens) else human(run.tokens)
         rows.append((run.name, run.status, tokens, loss, age))
     header = ("run", "status", "tokens", "val loss", "age")
     print("\n".join(table_lines(header, rows, ("tokens", "age"))))
-    if left_out:
-        print(f"... {left_out:,} more: --all")
-    for run in runs:
+    if len(shown) < len(runs):
+        print(f"... {len(runs) - len(shown):,} more: --all")
+    for run in shown:
         if run.problem:
             print_folded(f"warning: {run.problem}", stream=sys.stderr)
 
@@ -93,30 +95,26 @@ def list_(
 )
 def show(
     name: RunArgument,
-    details: Annotated[
-        bool, Option("--details", help="Also its time, events, checkpoints, recipe and origin.")
-    ] = False,
     format_: TableOrJson = "table",
 ) -> None:
-    """Show one run: its result, what it spent, stability, recipe, text and disk."""
+    """Show one run: its result, what it spent, stability, recipe, text and disk; as JSON also its
+    time, events, checkpoints, whole recipe and origin."""
     from efftrain_cli.plan.describe import LABEL
     from efftrain_cli.run.names import find_run
-    from efftrain_cli.run_show import details_of_run, lines_of_run, values_of_run
+    from efftrain_cli.run_show import lines_of_run, values_of_run
 
     path = find_run(name)
     if format_ == "json":
         print_json(values_of_run(path))
-        return
-    print_folded("\n".join(lines_of_run(path)), indent=LABEL)
-    if details:
-        print("\n".join(details_of_run(path)))
+    else:
+        print_folded("\n".join(lines_of_run(path)), indent=LABEL)
 
 
 @runs_app.command(examples=("efftrain runs checkpoints small-seed1234",))
 def checkpoints(name: RunArgument, format_: TableOrJson = "table") -> None:
     """List what a run has saved: step, size, time."""
     from efftrain_cli.run.names import find_run
-    from efftrain_cli.run_checkpoints import describe_checkpoints, list_checkpoints
+    from efftrain_cli.run_show import describe_checkpoints, list_checkpoints
 
     path = find_run(name)
     if format_ == "json":
@@ -131,7 +129,7 @@ def verify(name: RunArgument) -> None:
     is damaged."""
     from efftrain_cli.run.directory import run_path, runs_root
     from efftrain_cli.run.names import find_run
-    from efftrain_cli.run_list import verify_run
+    from efftrain_cli.run_show import verify_run
 
     is_state = any((runs_root() / name / file).exists() for file in ("plan.json", "search.json"))
     print(verify_run(run_path(name) if is_state else find_run(name)))

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.recipe.toml import flatten
-from efftrain_cli.run import glance, small_files
 from efftrain_cli.run.columns import COLUMNS, find_column
-from efftrain_cli.run.lines import Values
 from efftrain_cli.run.metrics import last_row, read_metrics
 from efftrain_cli.run.names import recipe_name
+from efftrain_cli.run.small_files import NOT_COMPUTED, read_run
 from efftrain_cli.run.stability import count_jumps
+from efftrain_cli.run.status import ENDED, status_of
 
 COSTS = {
     "tokens": "tokens",
@@ -38,8 +39,6 @@ POINTS = 200
 """Most points of a figure's line."""
 OPENING = 3
 """Training losses, from the first, that no two seeds share by chance."""
-ENDED = ("finished", "diverged")
-"""States of a run that is not trained any more: a run that diverges is a result."""
 UNSAID = ("optim.decay_shape", "linear")
 """A key and value that a recipe may leave out: it computes the same."""
 
@@ -120,14 +119,14 @@ def load_run(path: Path) -> Run:
     Raises:
         DataError: a file is missing, damaged or of another format.
     """
-    files = small_files.read_run(path)
-    drawn = [name for name in last_row(path) if find_column(name) in DRAWN]
+    files = read_run(path)
+    last = last_row(path)
+    drawn = [name for name in last if find_column(name) in DRAWN]
     metrics = read_metrics(path, list(dict.fromkeys([*READ, *drawn])))
     rows = metrics.frame
     curve = rows[rows.val_loss.notna()][EVALUATED].fillna(0.0)
     curve.columns = CURVE
-    last = rows.iloc[-1].to_dict() if len(rows) else {}
-    status = status_of(files, last)
+    status = status_of(path, last)
     origin = flatten(files.origin)
     parent = origin.get("grown_from.run") or origin.get("imported.directory")
     notes = []
@@ -136,13 +135,16 @@ def load_run(path: Path) -> Run:
     if parent is not None:
         notes.append(f"began with the weights of {parent}: seeds differ less")
     if metrics.corrupt:
-        notes.append(f"{len(metrics.corrupt)} damaged lines left out")
+        notes.append(f"{counted(len(metrics.corrupt), 'damaged line')} left out")
     notes += resume_notes(files.events)
     # The first rows of a grown run are its parent's, whatever its seed.
     grown_at = grown_step(origin)
     own = rows.step > grown_at
     opening = rows.loss[own & rows.loss.notna()][:OPENING]
     facts = facts_of(rows[own], curve[curve.step > grown_at], origin)
+    if "branch.step" in origin:
+        before = rows.total_flops[rows.step <= origin["branch.step"]]
+        facts["FLOPs of the branch"] = rows.total_flops.max() - before.max()
     return Run(
         name=files.name,
         arm=recipe_name(files.origin, files.name),
@@ -151,7 +153,7 @@ def load_run(path: Path) -> Run:
         curve=curve,
         settings=computed_values(files.recipe),
         conditions=origin,
-        facts=facts | own_cost(rows, origin),
+        facts=facts,
         series={name: thin(rows, name) for name in drawn if rows[name].notna().any()},
         opening=tuple(opening),
         notes=tuple(notes),
@@ -191,7 +193,7 @@ def computed_values(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a recipe that decide what it computes, by dotted key, but the seed."""
     values = {}
     for key, value in flatten(recipe).items():
-        is_computed = key != "seed" and not key.startswith(small_files.NOT_COMPUTED)
+        is_computed = key != "seed" and not key.startswith(NOT_COMPUTED)
         if is_computed and (key, value) != UNSAID:
             values[key] = value
     return values
@@ -204,45 +206,29 @@ def grown_step(origin: Mapping[str, Any]) -> int:
     return int(digits) if digits.isdigit() else -1
 
 
-def own_cost(rows: pd.DataFrame, origin: Mapping[str, Any]) -> dict[str, float]:
-    """Return the FLOPs that a branch has executed itself; all else counts its parent's too."""
-    step = origin.get("branch.step")
-    if step is None:
-        return {}
-    flops = rows.total_flops
-    return {"FLOPs of the branch": flops.max() - flops[rows.step <= step].max()}
-
-
-def status_of(files: small_files.SmallFiles, last: Values) -> str:
-    """Return how a run ended, or "running" if a process holds it.
-
-    Args:
-        last: columns of the last row; empty if no step was logged.
-    """
-    if files.locked:
-        return "running"
-    budget = files.recipe.get("train", {}).get("tokens", math.inf)
-    return glance.status_of(files.events, last, lambda: budget)
-
-
 def facts_of(
     rows: pd.DataFrame,
     curve: pd.DataFrame,
     origin: Mapping[str, Any],
 ) -> dict[str, float]:
-    """Return the further numbers of a run; none before its first evaluation."""
-    if curve.empty:
+    """Return the further numbers of a run; none before its first row, no losses before its first
+    evaluation."""
+    if rows.empty:
         return {}
+    facts = {}
+    if len(curve):
+        loss = curve.val_loss.iloc[-1]
+        bytes_per_token = origin.get("data.valid_bytes_per_token") or math.nan
+        facts = {
+            "perplexity": math.exp(min(loss, 700.0)),
+            "bits per byte": loss / math.log(2) / bytes_per_token,
+            "best loss": curve.val_loss.min(),
+            "validation jumps": count_jumps(curve.val_loss),
+        }
     last = rows.iloc[-1]
-    loss = curve.val_loss.iloc[-1]
-    bytes_per_token = origin.get("data.valid_bytes_per_token") or math.nan
     peak = rows.lr.max()
     at_peak = rows.tokens[rows.lr >= peak * (1 - 1e-9)]
-    return {
-        "perplexity": math.exp(min(loss, 700.0)),
-        "bits per byte": loss / math.log(2) / bytes_per_token,
-        "best loss": curve.val_loss.min(),
-        "validation jumps": count_jumps(curve.val_loss),
+    return facts | {
         "updates": last.step,
         "tokens": last.tokens,
         "FLOPs": last.total_flops,

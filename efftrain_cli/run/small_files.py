@@ -13,7 +13,6 @@ from typing import Any
 
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import damaged, read_small_text
 from efftrain_cli.run.lines import Values, read_lines
 from efftrain_cli.run.origin import RESTORE, read_origin
@@ -33,8 +32,6 @@ class SmallFiles:
     """The resolved recipe, as in recipe.toml."""
     origin: Values
     events: tuple[Values, ...]
-    locked: bool
-    """A living process owns the run."""
 
 
 def read_run(path: Path) -> SmallFiles:
@@ -51,7 +48,6 @@ def read_run(path: Path) -> SmallFiles:
         recipe,
         cleaned(read_origin(path)),
         read_events(path),
-        is_locked(path / "lock"),
     )
 
 

@@ -13,7 +13,8 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import read_record
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.metrics import last_row
-from efftrain_cli.run.reading import ENDED, Run
+from efftrain_cli.run.reading import Run
+from efftrain_cli.run.status import ENDED
 from efftrain_cli.study.conduct import UNEQUAL
 from efftrain_cli.study.plans import Plan
 from efftrain_cli.study.registration import Registration, changed_keys

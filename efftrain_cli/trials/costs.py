@@ -13,7 +13,7 @@ from efftrain_cli.plan.rates import seconds_left
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.metrics import last_row
-from efftrain_cli.run.reading import ENDED
+from efftrain_cli.run.status import ENDED
 from efftrain_cli.trials.trial import Trial, state_of
 
 

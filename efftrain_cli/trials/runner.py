@@ -49,8 +49,9 @@ from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.names import MEMBERS
-from efftrain_cli.run.reading import ENDED, Run, load_run
+from efftrain_cli.run.reading import Run, load_run
 from efftrain_cli.run.stability import PROBE
+from efftrain_cli.run.status import ENDED
 from efftrain_cli.training.launch import check_devices
 from efftrain_cli.trials.processes import Child, ForkServer, Launch, launch_cold
 from efftrain_cli.trials.trial import Trial, check_trials, last_lines, recipe_of, state_of

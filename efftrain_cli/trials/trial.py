@@ -24,8 +24,9 @@ from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.origin import ORIGIN, origin_data
-from efftrain_cli.run.reading import ENDED, Run, status_of
-from efftrain_cli.run.small_files import NOT_COMPUTED, read_recipe_values, read_run
+from efftrain_cli.run.reading import Run
+from efftrain_cli.run.small_files import NOT_COMPUTED, read_recipe_values
+from efftrain_cli.run.status import ENDED, status_of
 
 RUNS = 10_000
 """Runs of a sweep or study at most; each has a folder."""
@@ -343,7 +344,7 @@ def state_of(trial: Trial) -> str:
         return "new"
     check_same_recipe(path, trial)
     last = last_row(path)
-    status = status_of(read_run(path), last)
+    status = status_of(path, last)
     is_far_enough = trial.until is not None and last.get("step", -1) >= trial.until
     if status == "stopped" and is_far_enough and math.isfinite(last.get("val_loss") or math.nan):
         return "finished"

@@ -175,10 +175,10 @@ ODD_EVENTS = [
     '{"event": ["override"]}',
     '{"event": "override", "differences": [null, 7, ["a"]]}',
     '{"event": "resume", "device": {"a": [1]}, "torch": null, "threads": []}',
-    '{"event": "diverged", "step": "x"}',
     '{"event": ' * 50_000,
     '{"event": ' + "9" * 5000 + "}",
     "\ufffd\x00",
+    '{"event": "diverged", "step": "x"}',
 ]
 
 
@@ -215,8 +215,8 @@ def test_runs_verify_names_file_line_and_reason(tmp_path, monkeypatch):
     assert code == 3
     assert f"{metrics}, line 41: it does not match its check value" in message
     run = load_run(path)
-    assert run.notes == ("1 damaged lines left out",)
+    assert run.notes == ("1 damaged line left out",)
     shown = call("runs", "show", "small-seed0")[1]
-    assert "\ndamage  1 line of metrics.jsonl left out: `runs verify`\n" in shown
+    assert "\nnotes   1 damaged line left out\n" in shown
     other = load_run(write_run(tmp_path, "other", 0))
     assert f"{run.name}: {run.notes[0]}" in compare([run, other], allow=True).caveats

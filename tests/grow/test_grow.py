@@ -142,7 +142,7 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home):
     assert [row["step"] for row in latest_rows(grown.run)] == list(range(31))
     loaded = load_run(grown.run)
     assert (loaded.spent("step"), loaded.spent("tokens"), loaded.status) == (30, 1920, "finished")
-    listed = read_runs(["resumed", "wide-resumed"], sort="name")
+    listed = read_runs(["resumed", "wide-resumed"]).sort_values("name")
     assert list(listed.tokens) == list(listed.budget) == [960, 1920], "each has its own budget"
     read = read_metrics(grown.run, ("step", "loss"))
     assert (len(read.columns["step"]), read.segments, read.corrupt) == (31, 2, ())

@@ -13,7 +13,7 @@ from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.run.lines import sealed, split_lines
 from efftrain_cli.run.metrics import latest_rows, read_metrics
 from efftrain_cli.run.reading import load_run
-from efftrain_cli.run_list import verify_run
+from efftrain_cli.run_show import verify_run
 from tests.damage import flips
 from tests.fake_runs import rows_of, write_rows, write_run
 
