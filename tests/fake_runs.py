@@ -18,16 +18,9 @@ ORIGIN: dict[str, Any] = {
     "schema_version": 1,
     "command": ["pretrain"],
     "started": "2026-01-02T03:04:05+00:00",
-    "efftrain": "0.1.0",
-    "git_commit": "0123456789abcdef",
-    "python": "3.11.7",
     "torch": "2.13.0+cpu",
     "device": "Some CPU",
     "device_kind": "cpu",
-    "threads": 2,
-    "dtype": "fp32",
-    "parameters": 100_000,
-    "flops_per_token": 600_000.0,
     "data": {
         "train_hash": "a" * 64,
         "valid_hash": "b" * 64,
@@ -90,11 +83,7 @@ def rows_of(
         row: dict[str, Any] = {
             "step": step,
             "segment": segment,
-            "stage": 0,
             "tokens": step * TOKENS_PER_STEP,
-            "tokens_discarded": 0,
-            "windows": step * 8,
-            "sequences": step * 8,
             "total_flops": step * TOKENS_PER_STEP * 6e5,
             "val_loss": measured,
             "eval_seconds": 0.25 if measured is not None else 0.0,
@@ -104,7 +93,6 @@ def rows_of(
             row |= {
                 "seq_len": 128,
                 "batch_size": 8,
-                "accumulation_steps": 1,
                 "lr": 1e-3 * min(1, step / 10),
                 "loss": loss,
                 "loss_ratio": None if best is None else loss / best,
@@ -115,16 +103,10 @@ def rows_of(
                 "seconds": 0.05,
                 "tokens_per_second": TOKENS_PER_STEP / 0.05,
                 "flops": TOKENS_PER_STEP * 6e5,
-                "flops_without_logits": TOKENS_PER_STEP * 5e5,
-                "optimizer_flops": 0.0,
                 "mfu": None,
             }
             best = loss if best is None else min(best, loss)
-        row |= {
-            "train_seconds": step * 0.05,
-            "checkpoint_seconds": 0.0,
-            "wall_seconds": step * 0.06,
-        }
+        row["train_seconds"] = step * 0.05
         rows.append(row | changed)
     return rows
 
@@ -154,16 +136,10 @@ def write_run(
     whole = ORIGIN | {"recipe": recipe} | (origin or {})
     whole["data"] = ORIGIN["data"] | (data or {})
     (path / "origin.json").write_text(json.dumps(whole))
-    write_rows(path, rows if rows is not None else rows_of(steps, seed, speed))
-    if events is None:
-        events = [{"event": "start", "time": "2026-01-02T03:04:05+00:00"}]
-    write_sealed(path / "events.jsonl", events)
-    return path
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes metrics.jsonl."""
+    rows = rows_of(steps, seed, speed) if rows is None else rows
     write_sealed(path / "metrics.jsonl", rows)
+    write_sealed(path / "events.jsonl", events or [{"event": "start", "time": "T"}])
+    return path
 
 
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:
@@ -173,10 +149,7 @@ def write_jsonl(path: Path, rows: Iterable[object]) -> None:
 
 def write_sealed(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write each row as a line of JSON with its check value, as pretrain does."""
-    lines = []
-    for row in rows:
-        lines.append(sealed({name: value for name, value in row.items() if name != "check"}))
-    path.write_text("".join(f"{line}\n" for line in lines))
+    path.write_text("".join(f"{sealed(row)}\n" for row in rows))
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

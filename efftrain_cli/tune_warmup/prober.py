@@ -13,8 +13,8 @@ from efftrain_cli.foundation.files import csv_text, make_folder
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import runs_in
 from efftrain_cli.run.metrics import latest_rows
-from efftrain_cli.run.reading import ENDED
 from efftrain_cli.run.stability import fluctuations
+from efftrain_cli.run.status import ENDED
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import Trial, run_name, setting_word, state_of
 from efftrain_cli.tune_warmup.candidates import TuneConfig, recipe_with, tokens_of

@@ -31,37 +31,34 @@ def run(line: str) -> Result:
     return cli(f"runs {line}")
 
 
-def test_list_says_status_recipe_seed_tokens_and_best_loss(root):
+def test_list_says_how_each_run_ended_and_what_it_reached(root):
     write_run(root, "small", 3)
     write_run(root, "half", 0, steps=50, budget=102400)
     write_run(root, "none", 0, rows=[])
     (root / "none-seed0" / "metrics.jsonl").unlink()
     write_run(root, "future", 0, origin={"schema_version": 99})
     (root / "no-run").mkdir()
-    found = {row.name: row for row in read_runs().itertuples(index=False)}
-    assert {name: summary.status for name, summary in found.items()} == {
+    found = read_runs().set_index("name")
+    assert found.status.to_dict() == {
         "small-seed3": "finished",
         "half-seed0": "crashed",
         "none-seed0": "not started",
         "future-seed0": "unreadable",
     }
-    small = found["small-seed3"]
+    small = found.loc["small-seed3"]
     assert (small.recipe, small.seed, small.tokens, small.budget) == ("small", 3, 102400, 102400)
     expected = min(row["val_loss"] for row in rows_of(100, 3) if row["val_loss"] is not None)
     assert small.best_val_loss == expected and small.age_seconds < 60
-    out = run("list")
-    assert f"{expected:.4f}" in out.stdout
-    (half,) = (line.split() for line in out.stdout.splitlines() if line.startswith("half"))
-    assert half[1:3] == ["crashed", "51.2K"]
+    out = run("list --sort loss")
+    first, second = (line.split() for line in out.stdout.splitlines()[1:3])
+    assert first[0] == "small-seed3" and first[3] == f"{expected:.4f}"
+    assert second[:3] == ["half-seed0", "crashed", "51.2K"]
     assert "has format 99" in out.stderr and "\n  update efftrain" in out.stderr
-    value = json.loads(run("list 'small-*' half none --format json").stdout)
-    assert {entry["name"]: entry["updates"] for entry in value} == {
+    values = json.loads(run("list 'small-*' none --format json").stdout)
+    assert {value["name"]: value["updates"] for value in values} == {
         "small-seed3": 100,
-        "half-seed0": 50,
         "none-seed0": 0,
     }
-    losses = [line.split()[0] for line in run("list --sort loss").stdout.splitlines()[1:]]
-    assert losses[:2] == ["small-seed3", "half-seed0"]
 
 
 def test_a_study_and_a_search_are_a_line_each(root):
@@ -114,7 +111,6 @@ def test_list_is_a_line_a_run_at_80_columns(root):
 @pytest.mark.parametrize(
     ("event", "status"),
     [
-        ({"event": "end", "status": "finished"}, "finished"),
         ({"event": "end", "status": "paused"}, "stopped"),
         ({"event": "signal", "signal": "SIGTERM"}, "stopped"),
         ({"event": "diverged", "step": 50}, "diverged"),
@@ -256,7 +252,7 @@ def test_rm_asks_and_removes_only_what_was_named(root):
         run("rm 'x*' --yes")
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc", "a/b", ""])
+@pytest.mark.parametrize("name", ["../outside", ""])
 def test_rm_stays_inside_the_folder_of_runs(root, name):
     with pytest.raises(UsageError):
         remove_runs([name])

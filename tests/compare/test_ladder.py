@@ -1,7 +1,4 @@
-"""Compute multipliers by size, and what is said of them over sizes.
-
-Tables: ../shared/methods/ladder.md, section 4, which were simulated by another program.
-"""
+"""Compute multipliers by size, and what is said of them over sizes."""
 
 from __future__ import annotations
 
@@ -51,25 +48,6 @@ def test_a_shift_is_read_seed_by_seed_with_one_slope():
     assert base_only.noise == pytest.approx(math.sqrt(variance) / 0.2)
 
 
-@pytest.mark.parametrize(
-    ("sigma", "seeds", "half"),
-    [(0.01, 8, 0.034), (0.01, 3, 0.085), (0.02, 5, 0.094), (0.02, 3, 0.167), (0.06, 8, 0.200)],
-)
-def test_half_widths_are_those_of_the_table(sigma, seeds, half):
-    """Median half-width of the interval of ln M where s is .2 and budgets are .5, 1 and 2."""
-    draw = np.random.default_rng(1)
-    cost = np.log([[1.0, 2.0, 4.0]] * seeds)
-    widths = []
-    for _ in range(600):
-        base = 3.0 - 0.2 * cost + sigma * draw.normal(size=cost.shape)
-        arm = 2.95 - 0.2 * cost + sigma * draw.normal(size=cost.shape)
-        shift = shift_of(base, arm, cost, cost)
-        if not shift.why:
-            _, low, high = shift.interval
-            widths.append(math.log(high / low) / 2)
-    assert np.median(widths) == pytest.approx(half, rel=0.08)
-
-
 def test_a_loss_that_does_not_fall_identifies_nothing():
     draw = np.random.default_rng(1)
     base, arm = 3.0 + 0.02 * draw.normal(size=(2, *COST.shape))
@@ -109,7 +87,6 @@ def test_the_line_and_its_intervals():
     ("at_largest", "slope", "residual", "verdict"),
     [
         (0.5, -0.1, 0.01, "fades"),
-        (0.5, 0.1, 0.01, "grows"),
         (0.5, 0.01, 0.01, "holds"),  # .01 + 2.92 x .0063 < .05
         (0.5, 0.01, 0.03, "cannot tell"),
         (-0.5, -0.1, 0.01, "grows"),  # of a penalty
@@ -119,21 +96,6 @@ def test_the_line_and_its_intervals():
 def test_a_verdict_is_of_the_gain_or_of_the_penalty(at_largest, slope, residual, verdict):
     trend = trend_of(SIZES, logs_of(at_largest, slope, residual))
     assert (trend.verdict, trend.is_gain) == (verdict, at_largest > 0)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "factor", "sd", "power"),
-    [(4, 8, 0.06, 0.39), (5, 16, 0.06, 0.79), (5, 16, 0.04, 0.98), (6, 32, 0.06, 0.98)],
-)
-def test_the_power_to_see_a_slope_is_that_of_the_table(sizes, factor, sd, power):
-    """ln M falls by .0804 per doubling; sd is that of a size's ln M, tuning included."""
-    draw = np.random.default_rng(1)
-    at = np.geomspace(1e5, 1e5 * factor, sizes)
-    logs = 1.0 - 0.0804 * np.log2(at / 1e5)
-    seen = [
-        trend_of(at, logs + sd * draw.normal(size=sizes)).verdict == "fades" for _ in range(600)
-    ]
-    assert np.mean(seen) == pytest.approx(power, abs=0.05)
 
 
 def rungs(multiplier: float, sizes=(1e5,), fade: float = 0.0):

@@ -64,21 +64,15 @@ def test_without_seeds_it_is_welch_s_test():
     assert row.n == 0 and row.why == "no shared seed: Welch's test of all runs"
 
 
-def test_a_loss_that_is_not_finite_is_a_run_that_failed():
-    frame = table()
-    frame.loc[(frame.arm == "muon") & (frame.seed == 0), "failed"] = True
-    frame["failed"] = frame.failed.fillna(False)
-    statuses = {run.name: run.status for run in runs_of(frame, "x")}
-    assert statuses["muon-seed0"] == "diverged" and statuses["muon-seed1"] == "finished"
-    infinite = table()
-    infinite.loc[infinite.index[-1], "val_loss"] = math.inf
-    assert runs_of(infinite, "x")[-1].status == "diverged"
-
-
-def test_a_run_that_ends_before_the_others_of_its_arm_may_go_on():
-    frame = table()
+def test_how_a_run_ended():
+    """One says that it failed, the last loss of another is infinite, one ends before the others of
+    its arm."""
+    frame = table(failed=False)
+    frame.loc[0, "failed"] = True
+    frame.loc[3, "val_loss"] = math.inf
     frame = frame.drop(frame.index[-1])
-    assert runs_of(frame, "x")[-1].status == "stopped"
+    statuses = [run.status for run in runs_of(frame, "x")]
+    assert statuses == ["diverged", "diverged", *["finished"] * 7, "stopped"]
 
 
 def test_last_steps_must_agree():
@@ -114,7 +108,6 @@ def test_a_table_with_a_schedule_has_costs():
         (lambda t: pd.concat([t, t[:1]]), {}, "two rows of run adam-seed0, step 50\n"),
         (lambda t: t.assign(val_loss="low"), {}, "column 'val_loss' holds no numbers"),
         (lambda t: t.assign(seed=0.5), {}, "column 'seed' holds something else than whole"),
-        (lambda t: t.assign(seed=math.nan), {}, "column 'seed' holds something else than whole"),
         (
             lambda t: t.assign(run="one"),
             {},

@@ -28,7 +28,7 @@ from efftrain_cli.run_list import read_runs
 from efftrain_cli.training import checkpoint
 from tests.conftest import cli
 from tests.damage import flip
-from tests.fake_runs import write_rows, write_run
+from tests.fake_runs import write_run, write_sealed
 from tests.tiny import CPU, assert_equal
 from tests.trained_run import read_checkpoint
 
@@ -217,7 +217,7 @@ def test_planning_from_runs(home):
         for step in range(50, 20_000, 50):
             loss = floor + (4.2e3 / step) ** 0.76
             rows.append({"step": step, "segment": 0, "val_loss": loss})
-        write_rows(run, rows)
+        write_sealed(run / "metrics.jsonl", rows)
     lines = cli("grow --plan --small thin --target broad --operator width").output.splitlines()
     assert lines[0].startswith("rule ") and "schedule_ratio" in lines[0]
     assert lines[2].startswith("equal marginal cost") and "%" in lines[2]

@@ -15,7 +15,7 @@ from efftrain_cli.run.metrics import latest_rows, read_metrics
 from efftrain_cli.run.reading import load_run
 from efftrain_cli.run_show import verify_run
 from tests.damage import flips
-from tests.fake_runs import rows_of, write_rows, write_run
+from tests.fake_runs import rows_of, write_run, write_sealed
 
 
 def steps_of(folder: Path) -> list[float]:
@@ -69,7 +69,7 @@ def test_both_readers_equal_json_on_awkward_numbers(tmp_path):
         }
         for i in range(5000)
     ]
-    write_rows(tmp_path, rows)
+    write_sealed(tmp_path / "metrics.jsonl", rows)
     names = ["step", "whole", "real", "mixed", "late", "empty", "nowhere"]
     fast = read_metrics(tmp_path, names)
     lines = split_lines((tmp_path / "metrics.jsonl").read_bytes())

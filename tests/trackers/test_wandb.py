@@ -20,7 +20,7 @@ from efftrain_cli.trackers import tensorboard
 from efftrain_cli.trackers import wandb as wandb_sync
 from efftrain_cli.trackers.rows import grouped, series_of
 from tests.conftest import REPOSITORY
-from tests.fake_runs import rows_of, write_rows, write_run
+from tests.fake_runs import rows_of, write_run, write_sealed
 from tests.launch import wait_until
 from tests.wandb_files import read_history, read_records
 
@@ -193,7 +193,8 @@ def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resu
     for folder in (path / "wandb").glob("offline-run-*"):
         folder.rename(tmp_path / "first")
 
-    write_rows(path, rows_of(60, 0) + rows_of(80, 0, segment=1, first=41))
+    rows = rows_of(60, 0) + rows_of(80, 0, segment=1, first=41)
+    write_sealed(path / "metrics.jsonl", rows)
     child = follower(path)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 0 and errors == b""
