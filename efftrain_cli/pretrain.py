@@ -13,7 +13,14 @@ from efftrain_cli.foundation.errors import EfftrainError, StoppedError
 from efftrain_cli.foundation.signals import Stop, check_stop, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, new_run, run_path, taken
+from efftrain_cli.run.directory import (
+    RunDirectory,
+    checkpoints_of,
+    existing_run,
+    new_run,
+    run_path,
+    taken,
+)
 from efftrain_cli.run.origin import check_text_is_named
 from efftrain_cli.trackers import tensorboard
 from efftrain_cli.training import dist, resuming
@@ -189,10 +196,10 @@ def make_directory(
             branch.copy_into(run)
 
 
-def opened_run(name: str) -> AbstractContextManager[Run | None]:
+def opened_run(name: str) -> AbstractContextManager[RunDirectory | None]:
     """Own a run directory on rank 0; the others have None."""
     if dist.is_main():
-        return Run.open(name)
+        return RunDirectory.open(name)
     return nullcontext()
 
 
@@ -200,7 +207,7 @@ def opened_run(name: str) -> AbstractContextManager[Run | None]:
 
 
 def train(
-    run: Run | None,
+    run: RunDirectory | None,
     state: TrainState,
     session: Session,
     summary: PlanSummary,
@@ -250,7 +257,7 @@ def train(
 
 
 def train_and_log(
-    run: Run | None,
+    run: RunDirectory | None,
     state: TrainState,
     session: Session,
     summary: PlanSummary,
@@ -284,7 +291,7 @@ def train_and_log(
     return book.val_loss
 
 
-def stopped_error(run: Run | None, step: int) -> StoppedError:
+def stopped_error(run: RunDirectory | None, step: int) -> StoppedError:
     """Return the error of a stop, and record its reason on rank 0."""
     reason = stop_reason()
     where = "before the first step"

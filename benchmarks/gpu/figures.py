@@ -29,7 +29,7 @@ from benchmarks.gpu.measuring import Bench, Training, repeated
 from benchmarks.gpu.peer import peer
 from benchmarks.gpu.process import NeedsCuda, Note
 from efftrain_cli.bench import phase_seconds
-from efftrain_cli.run.directory import Run
+from efftrain_cli.run.directory import RunDirectory
 from efftrain_cli.training.build import build_state
 from efftrain_cli.training.checkpoint import begin_save
 from efftrain_cli.training.compiling import compile_seconds
@@ -316,7 +316,7 @@ def checkpoint(bench: Bench, note: Note) -> None:
     folder = bench.folder / "run"
     folder.mkdir()
     host: dict[str, dict[str, Tensor]] = {}
-    with Run(folder) as run:
+    with RunDirectory(folder) as run:
         for label in ("first", "later"):  # the first allocates host memory
             state.progress = state.progress._replace(step=state.progress.step + 1)
             bench.wait()

@@ -118,7 +118,7 @@ def existing_run(name: str) -> Path:
     return path
 
 
-class Run:
+class RunDirectory:
     """A run directory that this process owns. Use as a context manager: leaving it flushes and
     unlocks."""
 
@@ -142,7 +142,7 @@ class Run:
         """The directory was renamed or deleted while this process owned it."""
 
     @classmethod
-    def open(cls, name: str) -> Run:
+    def open(cls, name: str) -> RunDirectory:
         """Take ownership of an existing run, and remove what an interrupted save left behind.
 
         Raises:
@@ -231,7 +231,7 @@ class Run:
             "  resume it under its new name, from its last checkpoint"
         )
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> RunDirectory:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -295,7 +295,7 @@ def new_run(
     recipe_toml: str,
     origin: Fields,
     tokenizer: Path | None = None,
-) -> Iterator[Run]:
+) -> Iterator[RunDirectory]:
     """Yield a new run, to put into it what it shall begin with; it appears after the block, with
     all of that, or not at all.
 
@@ -310,7 +310,7 @@ def new_run(
     try:
         with made_beside(path) as temporary:
             temporary.mkdir()
-            with Run(temporary) as run:
+            with RunDirectory(temporary) as run:
                 write_origin(temporary, origin)
                 if tokenizer is not None:
                     shutil.copyfile(tokenizer, temporary / "tokenizer.json")

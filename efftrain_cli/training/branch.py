@@ -12,7 +12,7 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe
-from efftrain_cli.run.directory import Run, checkpoint_path, checkpoint_step
+from efftrain_cli.run.directory import RunDirectory, checkpoint_path, checkpoint_step
 from efftrain_cli.run.manifest import MANIFEST, read_manifest, write_manifest
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.origin import origin_data
@@ -111,7 +111,7 @@ class Branch:
         digest = sha256_of(self.checkpoint / MANIFEST)
         return {"branch": {"parent": self.parent.name, "step": self.step, "sha256": digest}}
 
-    def copy_into(self, run: Run) -> None:
+    def copy_into(self, run: RunDirectory) -> None:
         """Copy the parent's rows up to the step, and the checkpoint with the branch's recipe."""
         run.log(latest_rows(self.parent, self.step))
         files = read_manifest(self.checkpoint).files

@@ -32,7 +32,7 @@ from efftrain_cli.foundation.files import (
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.foundation.tensors import Tensors, write_tensors
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe
-from efftrain_cli.run.directory import Run, checkpoint_path, new_run, run_path
+from efftrain_cli.run.directory import RunDirectory, checkpoint_path, new_run, run_path
 from efftrain_cli.run.manifest import SCHEMA_VERSION, write_manifest
 from efftrain_cli.training import dist
 from efftrain_cli.training.state import TrainState, check_copies
@@ -42,7 +42,7 @@ from efftrain_cli.training.state import TrainState, check_copies
 class Writing:
     """A checkpoint that rank 0 is to write, of tensors that no step changes meanwhile."""
 
-    run: Run
+    run: RunDirectory
     path: Path
     progress: Progress
     recipe: Recipe
@@ -99,7 +99,7 @@ class Writing:
         )
 
 
-def save(run: Run | None, state: TrainState, recipe: Recipe) -> float:
+def save(run: RunDirectory | None, state: TrainState, recipe: Recipe) -> float:
     """Write a checkpoint of `state`, remove old ones, and return the seconds it took; otherwise as
     `begin_save` and `Writing.write`."""
     writing = begin_save(run, state, recipe)
@@ -111,7 +111,7 @@ def save(run: Run | None, state: TrainState, recipe: Recipe) -> float:
 
 
 def begin_save(
-    run: Run | None,
+    run: RunDirectory | None,
     state: TrainState,
     recipe: Recipe,
     host: dict[str, Tensors] | None = None,

@@ -31,7 +31,7 @@ from efftrain_cli.plan.describe import (
 )
 from efftrain_cli.plan.preview import PlanSummary, staged_warnings
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.run.directory import Run
+from efftrain_cli.run.directory import RunDirectory
 from efftrain_cli.trackers.wandb import followed
 from efftrain_cli.training import dist
 from efftrain_cli.training.device import compute_dtype
@@ -50,7 +50,7 @@ WORTH_NAMING = 1.1
 
 def show_header(
     console: Console,
-    run: Run,
+    run: RunDirectory,
     session: Session,
     before: Progress,
     plan: PlanSummary,
@@ -109,7 +109,7 @@ def describe_place(session: Session) -> str:
 
 def show_result(
     console: Console,
-    run: Run,
+    run: RunDirectory,
     session: Session,
     progress: Progress,
     loss: float,
@@ -139,7 +139,7 @@ def show_result(
 
 @contextmanager
 def screen_of(
-    run: Run | None,
+    run: RunDirectory | None,
     progress: Progress,
     recipe: Recipe,
     summary: PlanSummary,

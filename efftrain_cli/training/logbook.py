@@ -24,7 +24,7 @@ from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.generate import Sampling
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.run.directory import Run, checkpoints_of
+from efftrain_cli.run.directory import RunDirectory, checkpoints_of
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.stability import (
     PROBE,
@@ -62,7 +62,7 @@ class Logbook:
 
     def __init__(
         self,
-        run: Run | None,
+        run: RunDirectory | None,
         state: TrainState,
         session: Session,
         screen: TrainingDisplay | None,
@@ -362,7 +362,7 @@ class Logbook:
         return "and are saved"
 
 
-def way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
+def way_on(run: RunDirectory, state: TrainState, recipe: Recipe) -> str:
     """Return advice, with a command that continues from the newest sound checkpoint at half the
     learning rate."""
     if recipe.stages and recipe.stages[state.progress.stage].lr is not None:

@@ -19,7 +19,7 @@ from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.records import utc_now
 from efftrain_cli.recipe.recipe import dump_recipe
-from efftrain_cli.run.directory import Run
+from efftrain_cli.run.directory import RunDirectory
 from efftrain_cli.run.origin import origin_data, read_origin, write_origin
 from efftrain_cli.training import dist
 from efftrain_cli.training.device import compute_dtype, device_name
@@ -57,7 +57,7 @@ def environment_of(session: Session) -> dict[str, object]:
     }
 
 
-def environment_now(run: Run, session: Session) -> dict[str, object]:
+def environment_now(run: RunDirectory, session: Session) -> dict[str, object]:
     """Return the environment of a continued run; print changes and their effect on last bits."""
     now = environment_of(session)
     before: dict[str, object] = {}
@@ -84,7 +84,7 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
 
 
 def begin_segment(
-    run: Run | None,
+    run: RunDirectory | None,
     state: TrainState,
     session: Session,
     loaded: Loaded,

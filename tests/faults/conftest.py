@@ -15,7 +15,7 @@ from typer.testing import Result
 
 from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.files import disk_error, sha256_of
-from efftrain_cli.run.directory import Run, new_run
+from efftrain_cli.run.directory import RunDirectory, new_run
 from efftrain_cli.run.manifest import MANIFEST, write_manifest
 from efftrain_cli.training.checkpoint import save
 from efftrain_cli.training.loading import load_newest
@@ -28,7 +28,7 @@ RECIPE = tiny_recipe(
 )
 
 
-def save_step(run: Run, step: int) -> float:
+def save_step(run: RunDirectory, step: int) -> float:
     """Save a fresh state as that of a step and return the seconds it took."""
     state = fresh(RECIPE, 300)
     state.progress = state.progress._replace(step=step)
@@ -36,12 +36,12 @@ def save_step(run: Run, step: int) -> float:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> RunDirectory:
     """A run with checkpoints of steps 5 and 10."""
     with new_run("r", "", {}) as run:
         for step in (5, 10):
             save_step(run, step)
-    with Run.open("r") as run:
+    with RunDirectory.open("r") as run:
         yield run
 
 
@@ -49,7 +49,7 @@ def step_of(path: Path | None) -> int | None:
     return None if path is None else int(path.name[5:])
 
 
-def newest_checkpoint(run: Run) -> Path | None:
+def newest_checkpoint(run: RunDirectory) -> Path | None:
     """Load the newest checkpoint that is whole, as a resume does, and return it."""
     loaded = load_newest(run.path, fresh(RECIPE, 300), RECIPE)
     run.corrupt |= loaded.passed_over.keys()

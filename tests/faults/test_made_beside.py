@@ -17,7 +17,7 @@ from efftrain_cli.export import export_run
 from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.foundation.files import disk_error
 from efftrain_cli.grow.grow import grow_run
-from efftrain_cli.run.directory import Run, checkpoints_of
+from efftrain_cli.run.directory import RunDirectory, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run_list import read_runs
 from tests.faults.conftest import call, contents, deaths, die_at, save_step
@@ -73,7 +73,7 @@ def test_a_killed_import_or_growth_leaves_no_run_without_its_checkpoint(home, ki
         if made.exists():
             appeared += 1
             verify_checkpoint(checkpoints_of(made)[-1])
-            with Run.open("made"):
+            with RunDirectory.open("made"):
                 pass
             shutil.rmtree(made)
     assert appeared > 1
@@ -103,7 +103,7 @@ def test_a_run_whose_weights_are_lost_continues_with_no_others(home, kind):
 
 
 def save_again(home: Path) -> None:
-    with Run.open("r") as run:
+    with RunDirectory.open("r") as run:
         save_step(run, 20)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.run.directory import Run, new_run
+from efftrain_cli.run.directory import RunDirectory, new_run
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.training import display as screen_module
 from efftrain_cli.training.display import TrainingDisplay
@@ -76,7 +76,7 @@ def test_names_that_could_leave_the_folder(tmp_path):
         with pytest.raises(UsageError), new_run(name, "", {}):
             pass
         with pytest.raises(UsageError):
-            Run.open(name)
+            RunDirectory.open(name)
     assert list(tmp_path.iterdir()) == []
     with new_run("A.b_c-9", "", {}):
         pass
@@ -91,7 +91,7 @@ def test_a_run_that_is_a_symbolic_link(tmp_path):
     (tmp_path / "elsewhere" / "recipe.toml").write_text("")
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="symbolic link"):
-        Run.open("link")
+        RunDirectory.open("link")
     with pytest.raises(UsageError, match="symbolic link"), new_run("link", "", {}):
         pass
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["recipe.toml"]
@@ -124,7 +124,7 @@ def test_a_torn_last_line(tmp_path):
     for name in ("metrics.jsonl", "events.jsonl"):
         with open(path / name, "a") as file:
             file.write('{"step": 7, "segm')
-    with Run.open("r") as run:
+    with RunDirectory.open("r") as run:
         run.log([{"step": 1, "segment": 1}])
         run.event("resume", {})
     assert [row["step"] for row in latest_rows(path)] == [0, 1]

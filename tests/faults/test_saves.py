@@ -16,7 +16,7 @@ from efftrain_cli.plan.cost import checkpoint_bytes, in_flight_bytes
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.recipe.sections import Checkpoint
-from efftrain_cli.run.directory import Run, checkpoints_of, new_run
+from efftrain_cli.run.directory import RunDirectory, checkpoints_of, new_run
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.training import checkpoint
 from efftrain_cli.training.build import build_state
@@ -46,14 +46,14 @@ def test_a_kill_at_every_point_of_a_save(tmp_path):
         with new_run("r", "", {}) as run:
             for step in (5, 10):
                 save_step(run, step)
-        with Run.open("r") as run:
+        with RunDirectory.open("r") as run:
             newest_checkpoint(run)
             die_at(number, (checkpoint, "write_tensors"), (Path, "write_text"))
             save_step(run, 15)
 
     survivors = []
     for _ in deaths(work):
-        with Run.open("r") as run:
+        with RunDirectory.open("r") as run:
             newest = newest_checkpoint(run)
             assert not run.corrupt
             survivors.append(step_of(newest))

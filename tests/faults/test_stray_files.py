@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from efftrain_cli.foundation.errors import EfftrainError, RunLockedError
-from efftrain_cli.run.directory import Run
+from efftrain_cli.run.directory import RunDirectory
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run.small_files import read_run
 from efftrain_cli.training.loading import find_checkpoint
@@ -32,7 +32,7 @@ def test_stray_files_and_links_among_checkpoints_are_left_alone(random_run):
     (folder / "step-00000051").symlink_to(random_run / "nowhere")
     (folder / "step-00000012.tmp").mkdir()
     (folder / ".step-00000012.efftrain-7.tmp").mkdir()  # what a killed save leaves
-    with Run.open("r") as owned:
+    with RunDirectory.open("r") as owned:
         assert find_checkpoint(owned.path, None) == folder / "step-00000010"
         owned.purge_checkpoints(1)
     assert {path.name for path in folder.iterdir()} == {
@@ -112,5 +112,5 @@ def test_a_lock_file_names_no_foreign_owner_unescaped(random_run):
         lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(RunLockedError) as raised:
-            Run.open("r")
+            RunDirectory.open("r")
     assert "\x1b" not in str(raised.value)
