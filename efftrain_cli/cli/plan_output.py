@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,6 @@ class TextFacts:
 
     corpus: Corpus | None = None
     """The prepared text; None if the cache has none."""
-    epochs: float = 0.0
-    """Of the prepared text."""
     text_bytes: int = 0
     """Of local files that are not prepared; 0 if unknown."""
     needed_tokens: int = 0
@@ -91,18 +89,17 @@ def print_plan(
             f" {counted(device.count, 'device')}\n"
             f"  assume at most {cost.summary.smallest_batch}, or raise train.batch_size"
         )
-    if facts.corpus is not None:
-        facts = replace(facts, epochs=_epochs(recipe, facts.corpus, cost))
+    epochs = _epochs(recipe, facts.corpus, cost)
     seconds, by = _time(recipe, cost, device, kind)
     for line in assumptions(recipe):
         say(f"assumed: {line}")
     for warning in staged_warnings(recipe, cost.summary.end):
         say(f"warning: {warning}")
     if form == "json":
-        print_json(_as_json(recipe, cost, device, facts, seconds))
+        print_json(_as_json(recipe, cost, device, facts.corpus, epochs, seconds))
         return
     lines = [
-        _text_line(recipe, facts),
+        _text_line(recipe, facts, epochs),
         f"{model_line(recipe, vocab_size)}, {cost.dtype}",
         steps_line(recipe, cost.summary),
         _cost_line(cost, seconds, by, name),
@@ -154,23 +151,25 @@ def _find_text(recipe: Recipe) -> TextFacts:
     return TextFacts(text_bytes=size, needed_tokens=needed)
 
 
-def _epochs(recipe: Recipe, corpus: Corpus, cost: PlanCost) -> float:
-    """Return how often the steps read the text.
+def _epochs(recipe: Recipe, corpus: Corpus | None, cost: PlanCost) -> float | None:
+    """Return how often the steps read the prepared text.
 
     Raises:
         RecipeError: more than once, which the recipe does not allow.
     """
+    if corpus is None:
+        return None
     from efftrain_cli.data.windows import Windows
 
     windows = Windows(corpus.train, recipe.model.seq_len, recipe.seed)
     return windows.check_budget(cost.summary.windows, recipe.data)
 
 
-def _text_line(recipe: Recipe, facts: TextFacts) -> str:
+def _text_line(recipe: Recipe, facts: TextFacts, epochs: float | None) -> str:
     if facts.fault:
         return f"text    missing: {facts.fault}"
-    if facts.corpus is not None:
-        return text_line(recipe, facts.corpus.train.tokens, facts.epochs)
+    if facts.corpus is not None and epochs is not None:
+        return text_line(recipe, facts.corpus.train.tokens, epochs)
     size = f", {human(facts.text_bytes, 'B')}" if facts.text_bytes else ""
     return f"text    {recipe.data.named_text}: not prepared{size}"
 
@@ -232,15 +231,15 @@ def _as_json(
     recipe: Recipe,
     cost: PlanCost,
     device: PlannedDevice,
-    facts: TextFacts,
+    corpus: Corpus | None,
+    epochs: float | None,
     seconds: float | None,
 ) -> dict[str, Any]:
     """Return the plan as plain values."""
-    corpus = facts.corpus
     return {
         "schema_version": 2,
         "train_tokens": None if corpus is None else corpus.train.tokens,
-        "epochs": None if corpus is None else facts.epochs,
+        "epochs": epochs,
         "steps": cost.summary.steps,
         "tokens": cost.summary.tokens,
         "flops": cost.flops,

@@ -305,13 +305,8 @@ def summarize_recipe(name: str) -> dict[str, Any]:
             mistake = f"{error.problems[0].source}: {error.problems[0].rule}"
         card["mistake"] = mistake.split("\n")[0]
         return card
-    model = recipe.model
     vocab_size = likely_vocabulary(recipe.data.tokenizer)
     return card | {
-        "n_layer": model.n_layer,
-        "n_embd": model.n_embd,
-        "seq_len": model.seq_len,
-        "batch_size": recipe.train.batch_size,
         "tokens": recipe.train.tokens,
-        "parameters": parameter_count(config_of(model, vocab_size)),
+        "parameters": parameter_count(config_of(recipe.model, vocab_size)),
     }

@@ -14,17 +14,13 @@ from efftrain_cli.recipe.schedules import SCHEDULES
 
 def rules_between(recipe: Sections) -> Problems:
     """Yield (dotted key, rule) of each combination that cannot work."""
-    yield from _model_rules(recipe)
+    for name, rule in recipe.model.validation_errors():
+        yield f"model.{name}", rule
     yield from _data_rules(recipe)
     yield from _optim_rules(recipe)
     yield from _train_rules(recipe)
     yield from _parallel_rules(recipe)
     yield from _method_rules(recipe)
-
-
-def _model_rules(recipe: Sections) -> Problems:
-    for name, rule in recipe.model.validation_errors():
-        yield f"model.{name}", rule
 
 
 def _data_rules(recipe: Sections) -> Problems:
