@@ -7,14 +7,12 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from efftrain_cli.data import hub
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
-from efftrain_cli.model.hf import from_hf_config, read_hf, read_hf_config
-from efftrain_cli.plan.plan import model_config
+from efftrain_cli.model.hf import read_hf, read_hf_config
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.recipe.sections import model_overrides
 from efftrain_cli.run.directory import run_path, taken
@@ -70,8 +68,7 @@ def import_hf(
     names_text = text_is_meant or any(
         override.startswith(("data.train", "data.sources")) for override in overrides
     )
-    hf_config = read_hf_config(directory)
-    rows = from_hf_config(hf_config).vocab_size
+    rows = read_hf_config(directory).vocab_size
     if tokenizer.vocab_size > rows:
         raise CheckpointError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens,"
@@ -97,19 +94,14 @@ def import_hf(
             f"recipe {recipe_name} has stages, which say how large the model is\n"
             "  choose one without"
         )
-    assert (
-        model_config(recipe, tokenizer.vocab_size).padded_vocab_size
-        == model.config.padded_vocab_size
-    )
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer_path = Path(scratch) / "tokenizer.json"
         tokenizer.save(tokenizer_path)
-        origin = _origin(source, names_text, recipe_name, hf_config, tokenizer)
         return create_run(
             name,
             state_of(recipe, model, model.device),
             dump_recipe(recipe),
-            origin,
+            _origin(source, names_text, recipe_name, tokenizer),
             tokenizer_path,
             events={
                 "import": {"directory": Path(source).name, "parameters": model.parameter_count}
@@ -135,21 +127,18 @@ def _local_copy(directory: Path) -> Path:
         )
     import huggingface_hub
 
-    unreachable = hub.hub_unreachable()
+    reason = hub.hub_unreachable()
     try:
         copy = huggingface_hub.snapshot_download(
-            named[1],
-            revision=named[2],
-            allow_patterns=_FILES,
-            local_files_only=bool(unreachable),
+            named[1], revision=named[2], allow_patterns=_FILES, local_files_only=bool(reason)
         )
     except Exception as error:  # of several HTTP libraries
-        raise DataError(f"{directory} cannot be downloaded: {unreachable or error}") from error
+        raise DataError(f"{directory} cannot be downloaded: {reason or error}") from error
     return Path(copy)
 
 
 def _origin(
-    source: str, names_text: bool, recipe_name: str, hf_config: dict[str, Any], tokenizer: Tokenizer
+    source: str, names_text: bool, recipe_name: str, tokenizer: Tokenizer
 ) -> dict[str, object]:
     """Return where the run comes from. It has seen no data yet, so their hashes are null."""
     return {
@@ -157,7 +146,6 @@ def _origin(
         "imported": {
             "directory": Path(source).name,
             "source": source,
-            "name": hf_config.get("_name_or_path"),
             "names_text": names_text,
         },
         "data": {

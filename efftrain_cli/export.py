@@ -3,6 +3,7 @@ how it came about."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from efftrain_cli import __version__
-from efftrain_cli.model.hf import EXPORTED_FROM, check_empty, hf_config, json_text, write_hf
+from efftrain_cli.model.hf import check_empty, hf_config, write_hf
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.names import recipe_name
@@ -44,7 +45,10 @@ def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedMode
         "data": origin.get("data"),
     }
     tokenizer_json = (trained.run / "tokenizer.json").read_text("utf-8")
-    others = {"README.md": model_card(trained, origin), EXPORTED_FROM: json_text(source)}
+    others = {
+        "README.md": model_card(trained, origin),
+        "efftrain.json": json.dumps(source, indent=2),
+    }
     write_hf(trained.model, tokenizer_json, trained.tokenizer.eot_id, directory, others)
     return trained
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import made_beside, make_folder
 from efftrain_cli.foundation.records import read_json
@@ -26,13 +25,6 @@ from efftrain_cli.model.gpt import GPT
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-CONV1D_WEIGHTS = (
-    "attn.c_attn.weight",
-    "attn.c_proj.weight",
-    "mlp.c_fc.weight",
-    "mlp.c_proj.weight",
-)
-"""Ends of the names whose matrices GPT-2 of transformers stores transposed."""
 LLAMA_NAMES = {
     "wte": ("model.embed_tokens",),
     "ln_1": ("input_layernorm",),
@@ -49,38 +41,29 @@ LLAMA_NAMES = {
 }
 """Our modules -> those of LlamaForCausalLM and Qwen3ForCausalLM; of a block without
 "model.layers.N."."""
-GPT2_SHAPE: dict[str, Any] = {
-    "norm": "layernorm",
-    "mlp": "gelu",
-    "positions": "learned",
-    "bias": True,
-    "tied": True,
-    "qk_norm": False,
-    "softcap": None,
-}
+FAMILIES = ("gpt2", "llama", "qwen3")
+"""Values of model_type that are read."""
 LLAMA_SHAPE: dict[str, Any] = {
     "norm": "rmsnorm",
     "mlp": "swiglu",
     "positions": "rope",
     "bias": False,
-    "softcap": None,
 }
-"""What the classes of transformers compute: fields of [model] that must have these values. Qwen3 is
-Llama with norms of q and k."""
-CHANGES_NOTHING = (
+"""What Llama computes beside its sizes. Qwen3 is Llama with norms of q and k."""
+ALWAYS_SAID = ("d_ff", "init", "padded_vocab_size", "rope_theta")
+"""Fields of [model] that every class has, or that change nothing in a trained model."""
+NOT_COMPARED = (
     "architectures attention_dropout attn_pdrop bos_token_id dtype embd_pdrop eos_token_id id2label"
-    " initializer_range label2id max_window_layers n_ctx output_attentions output_hidden_states"
-    " pad_token_id resid_pdrop return_dict sep_token_id sliding_window summary_activation"
-    " summary_first_dropout summary_proj_to_labels summary_type summary_use_proj"
+    " initializer_range label2id max_window_layers n_ctx n_inner output_attentions"
+    " output_hidden_states pad_token_id resid_pdrop return_dict sep_token_id sliding_window"
+    " summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj"
     " task_specific_params tokenizer_class torch_dtype transformers_version use_cache _name_or_path"
 )
-"""Keys of config.json that change no logits in evaluation."""
-READABLE = ("F32", "F16", "BF16", "F64")
-"""Types of tensors that are read as weights: others hold codes that need a scale."""
+"""Keys of config.json that change no logits in evaluation, and n_inner, which is read as d_ff."""
+READABLE = ("F32", "F16", "BF16")
+"""Types of tensors that are read as weights. Others would be rounded, or need a scale."""
 MASKS = (".attn.bias", ".attn.masked_bias")
 """Ends of the names of causal masks that older files carry beside the weights."""
-EXPORTED_FROM = "efftrain.json"
-"""File of an export that says which checkpoint it was."""
 
 
 class Weight(NamedTuple):
@@ -114,27 +97,28 @@ def weights_of(model: GPT) -> Iterator[Weight]:
     """Yield where each weight of a model is stored; padding rows of the tables are not."""
     config = model.config
     is_gpt2 = config.positions == "learned"
-    for name in dict(model.named_parameters()):
+    for name, parameter in model.named_parameters():
         module, _, end = name.rpartition(".")
+        in_block = module.startswith("h.")
         prefix = ""
         if is_gpt2:
             places: tuple[str, ...] = (f"transformer.{module}",)
         else:
-            if module.startswith("h."):
+            if in_block:
                 _, layer, module = module.split(".", 2)
                 prefix = f"model.layers.{layer}."
             places = LLAMA_NAMES[module]
-        sizes: tuple[int | None, ...] = (None,)
+        sizes: tuple[int, ...] = (len(parameter),)
         if module in ("wte", "lm_head"):
             sizes = (config.vocab_size,)
         elif len(places) > 1:
             sizes = config.qkv_rows
-        is_transposed = is_gpt2 and name.endswith(CONV1D_WEIGHTS)
         start = 0
         for size, place in zip(sizes, places, strict=True):
-            stop = None if size is None else start + size
-            yield Weight(name, slice(start, stop), f"{prefix}{place}.{end}", is_transposed)
-            start = stop or 0
+            rows = slice(start, start + size)
+            is_transposed = is_gpt2 and in_block and parameter.dim() == 2
+            yield Weight(name, rows, f"{prefix}{place}.{end}", is_transposed)
+            start += size
 
 
 def hf_config(config: GPTConfig, eot_id: int) -> PretrainedConfig:
@@ -143,62 +127,64 @@ def hf_config(config: GPTConfig, eot_id: int) -> PretrainedConfig:
     Raises:
         UsageError: there is none; every field is named.
     """
-    refuse_unsayable(config)
     transformers = library()
-    common = {"vocab_size": config.vocab_size, "bos_token_id": eot_id, "eos_token_id": eot_id}
+    from huggingface_hub.errors import StrictDataclassError
+
+    settings: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "bos_token_id": eot_id,
+        "eos_token_id": eot_id,
+        "hidden_size": config.n_embd,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "max_position_embeddings": config.seq_len,
+    }
     if config.positions == "learned":
-        return transformers.GPT2Config(
-            **common,
-            n_positions=config.seq_len,
-            n_embd=config.n_embd,
-            n_layer=config.n_layer,
-            n_head=config.n_head,
-            n_inner=config.d_ff,
-            layer_norm_epsilon=config.norm_eps,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        )
-    name = "Qwen3Config" if config.qk_norm else "LlamaConfig"
-    return getattr(transformers, name)(
-        **common,
-        hidden_size=config.n_embd,
-        intermediate_size=config.ff_size,
-        num_hidden_layers=config.n_layer,
-        num_attention_heads=config.n_head,
-        num_key_value_heads=config.kv_heads,
-        head_dim=config.head_size,
-        max_position_embeddings=config.seq_len,
-        rms_norm_eps=config.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-        tie_word_embeddings=config.tied,
-    )
-
-
-def refuse_unsayable(config: GPTConfig) -> None:
-    """Raise a UsageError, naming every field, if no class of transformers computes what this model
-    computes."""
-    is_gpt2 = config.positions == "learned"
-    shape = GPT2_SHAPE if is_gpt2 else LLAMA_SHAPE
+        family = "gpt2"
+        settings |= {
+            "n_inner": config.d_ff,
+            "layer_norm_epsilon": config.norm_eps,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        }
+    else:
+        family = "qwen3" if config.qk_norm else "llama"
+        settings |= {
+            "intermediate_size": config.ff_size,
+            "num_key_value_heads": config.kv_heads,
+            "head_dim": config.head_size,
+            "rms_norm_eps": config.norm_eps,
+            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+            "tie_word_embeddings": config.tied,
+        }
     wrong = []
-    for field, needed in shape.items():
-        value = vars(config)[field]
-        if value != needed:
-            wrong.append(f"model.{field} = {json.dumps(value)} (must be {json.dumps(needed)})")
-    if is_gpt2:
-        if config.kv_heads != config.n_head:
-            wrong.append(f"model.n_kv_head = {config.kv_heads} (must be n_head)")
-        if config.attention_size != config.n_embd:
-            wrong.append(f"model.head_dim = {config.head_size} (must be n_embd / n_head)")
-    elif config.n_embd % config.n_head and not config.qk_norm:
-        wrong.append(f"model.n_head = {config.n_head} (must divide n_embd without qk_norm)")
+    try:
+        made = transformers.AutoConfig.for_model(family, **settings)
+        computed = asdict(_shape_of(made, 1))
+    except StrictDataclassError as error:  # a size that the class refuses
+        wrong.append(" ".join(str(error).split()))
+    else:
+        for field, value in asdict(_plain(config)).items():
+            if value != computed[field] and field not in ALWAYS_SAID:
+                must = json.dumps(computed[field])
+                wrong.append(f"model.{field} = {json.dumps(value)} (must be {must})")
     if wrong:
-        name = "GPT-2" if is_gpt2 else "Llama"
-        model = "this model" if config.norm_facts.vectors else "a model with no layer norms"
         raise UsageError(
-            f"the {name} of transformers cannot compute {model}: {'; '.join(wrong)}\n"
+            f"{family} of transformers cannot compute this model: {'; '.join(wrong)}\n"
             "  use the run itself: efftrain sample, efftrain eval-zeroshot"
         )
+    return made
+
+
+def _plain(config: GPTConfig) -> GPTConfig:
+    """Return a shape without sizes that follow from others."""
+    return resize(
+        config,
+        n_head=config.n_head,
+        n_embd=config.n_embd,
+        kv_heads=config.kv_heads,
+        head_size=config.head_size,
+        ff_size=config.ff_size,
+    )
 
 
 def to_hf(model: GPT, eot_id: int) -> PreTrainedModel:
@@ -259,12 +245,11 @@ def write_hf(
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.config.seq_len,
         "clean_up_tokenization_spaces": False,
+        **dict.fromkeys(("bos_token", "eos_token", "unk_token"), eot),
     }
-    if eot is not None:
-        tokenizer_config |= {"bos_token": eot, "eos_token": eot, "unk_token": eot}
     texts = {
         "tokenizer.json": tokenizer_json,
-        "tokenizer_config.json": json_text(tokenizer_config),
+        "tokenizer_config.json": json.dumps(tokenizer_config, indent=2),
         **(others or {}),
     }
     make_folder(directory.parent)
@@ -278,61 +263,42 @@ def write_hf(
             path.chmod(mode)  # the library's files are for their owner alone
 
 
-def json_text(content: Mapping[str, Any]) -> str:
-    """Format the JSON of an export's file."""
-    return json.dumps(content, indent=2) + "\n"
-
-
-def read_hf_config(directory: Path) -> dict[str, Any]:
-    """Read a directory's config.json.
+def read_hf_config(directory: Path, vocab_multiple: int = 64) -> GPTConfig:
+    """Return the shape of a directory's model, its vocabulary a multiple of `vocab_multiple`.
 
     Raises:
-        CheckpointError: it is missing, unreadable or no JSON object.
+        CheckpointError: config.json is missing or unreadable, or describes another function than
+            this GPT computes. Every key that differs from those of our model of that shape is
+            named.
     """
+    transformers = library()
     path = directory / "config.json"
-    way = "name a directory as transformers' save_pretrained writes it"
     try:
-        keys = read_json(path, way)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing\n  {way}") from None
-    if not isinstance(keys, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    return keys
-
-
-def from_hf_config(keys: Mapping[str, Any], vocab_multiple: int = 64) -> GPTConfig:
-    """Return the model's shape in a config.json, its vocabulary a multiple of `vocab_multiple`.
-
-    Raises:
-        CheckpointError: it describes another function than this GPT computes. Every key that
-            differs from those of our model of that shape is named.
-    """
-    family = keys.get("model_type", "gpt2")
-    if family not in ("gpt2", "llama", "qwen3"):
-        named = json.dumps(family)[:100]
-        raise CheckpointError(
-            f"config.json describes a model of model_type {named}:"
-            " efftrain reads gpt2, llama and qwen3"
-        )
-    try:
-        given = library().AutoConfig.for_model(**{**keys, "model_type": family})
-        shape = _shape_of(given, vocab_multiple)
-        wrong = [f"{field} {rule}" for field, rule in shape.validation_errors()]
+        given = transformers.AutoConfig.for_model(**read_json(path))
+        wrong = [f"model_type = {given.model_type!r}, not one of {', '.join(FAMILIES)}"]
+        if given.model_type in FAMILIES:
+            shape = _shape_of(given, vocab_multiple)
+            wrong = [f"{field} {rule}" for field, rule in shape.validation_errors()]
         if not wrong:
-            wrong = _differences(given, hf_config(shape, 0))
+            ignored = NOT_COMPARED.split()
+            wanted = hf_config(shape, 0).to_dict()
+            for key, value in given.to_dict().items():
+                if key not in ignored and value != wanted.get(key):
+                    wrong.append(f"{key} = {value!r} (must be {wanted.get(key)!r})")
     except Exception as error:  # transformers raises classes of several libraries
-        reason = " ".join(str(error).split())[:500]
-        wrong = [reason]
+        wrong = [" ".join(str(error).split())[:500]]
     if wrong:
         raise CheckpointError(
-            f"config.json does not describe a model that efftrain can compute: {'; '.join(wrong)}"
+            f"{path} does not describe a model that efftrain can compute:"
+            f" {'; '.join(wrong)}\n"
+            "  name a GPT-2, Llama or Qwen3 as transformers' save_pretrained writes it"
         )
     return shape
 
 
 def _shape_of(given: Any, vocab_multiple: int) -> GPTConfig:
     """Return the shape that a configuration's sizes say, whatever its other keys."""
-    size = {
+    values: dict[str, Any] = {
         "n_layer": given.num_hidden_layers,
         "n_head": given.num_attention_heads,
         "n_embd": given.hidden_size,
@@ -341,39 +307,19 @@ def _shape_of(given: Any, vocab_multiple: int) -> GPTConfig:
         "padded_vocab_size": pad_vocabulary(given.vocab_size, vocab_multiple),
     }
     if given.model_type == "gpt2":
-        d_ff = given.n_inner
-        if d_ff == 4 * given.n_embd:
-            d_ff = None
-        return GPTConfig(**size, d_ff=d_ff, norm_eps=given.layer_norm_epsilon)
-    shape = GPTConfig(
-        **size,
-        **LLAMA_SHAPE,
-        tied=given.tie_word_embeddings,
-        norm_eps=given.rms_norm_eps,
-        rope_theta=given.rope_parameters["rope_theta"],
-        qk_norm=given.model_type == "qwen3",
-    )
-    return resize(
-        shape,
-        n_head=shape.n_head,
-        n_embd=shape.n_embd,
-        kv_heads=given.num_key_value_heads,
-        head_size=given.head_dim,
-        ff_size=given.intermediate_size,
-    )
-
-
-def _differences(given: PretrainedConfig, ours: PretrainedConfig) -> list[str]:
-    """List the keys in which a configuration differs from that of our model of the same shape."""
-    ignored = CHANGES_NOTHING.split()
-    wanted = ours.to_dict()
-    if given.model_type == "gpt2" and given.n_inner is not None:
-        wanted["n_inner"] = wanted["n_inner"] or 4 * wanted["n_embd"]
-    differences = []
-    for key, value in given.to_dict().items():
-        if key not in ignored and value != wanted.get(key):
-            differences.append(f"{key} = {value!r} (must be {wanted.get(key)!r})")
-    return differences
+        values |= {"d_ff": given.n_inner, "norm_eps": given.layer_norm_epsilon}
+    else:
+        values |= {
+            **LLAMA_SHAPE,
+            "d_ff": given.intermediate_size,
+            "n_kv_head": given.num_key_value_heads,
+            "head_dim": given.head_dim,
+            "norm_eps": given.rms_norm_eps,
+            "rope_theta": given.rope_parameters["rope_theta"],
+            "tied": given.tie_word_embeddings,
+            "qk_norm": given.model_type == "qwen3",
+        }
+    return _plain(GPTConfig(**values))
 
 
 def read_hf(directory: Path, vocab_multiple: int = 64) -> GPT:
@@ -382,10 +328,7 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> GPT:
     Raises:
         CheckpointError: a file is missing or damaged, or holds what this GPT cannot compute.
     """
-    keys = read_hf_config(directory)
-    config = from_hf_config(keys, vocab_multiple)
-    transformers = library()
-    settings = transformers.AutoConfig.for_model(**{"model_type": "gpt2", **keys})
+    config = read_hf_config(directory, vocab_multiple)
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise CheckpointError(
@@ -401,9 +344,8 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> GPT:
             f" {size:,} bytes"
         )
     try:
-        theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
+        theirs, info = library().AutoModelForCausalLM.from_pretrained(
             directory,
-            config=settings,
             dtype=torch.float32,
             use_safetensors=True,
             local_files_only=True,
@@ -414,15 +356,13 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> GPT:
         raise CheckpointError(f"{directory} cannot be read by transformers: {error}") from None
     faults = [f"{name}: {sorted(map(str, wrong))}" for name, wrong in info.items() if wrong]
     if faults:
-        raise CheckpointError(
-            f"{directory}: the weights do not fit config.json: {'; '.join(faults)[:1000]}"
-        )
+        fault = "; ".join(faults)[:1000]
+        raise CheckpointError(f"{directory}: the weights do not fit config.json: {fault}")
     given = theirs.state_dict()
     for name, tensor in given.items():
         if not tensor.isfinite().all():
             raise CheckpointError(
-                f"{directory}: {name}: the weights hold NaN or infinity, or numbers beyond fp32;"
-                " nothing was imported"
+                f"{directory}: {name}: the weights hold NaN or infinity; nothing was imported"
             )
     _check_files(files, theirs.get_input_embeddings().weight if config.tied else None)
     model = GPT(config)
@@ -443,16 +383,13 @@ def _check_files(files: list[Path], embedding: torch.Tensor | None) -> None:
     """
     from safetensors import safe_open
 
-    doubles = 0
     for path in files:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118  # it is no mapping
                 kind = file.get_slice(name).get_dtype()
-                doubles += kind == "F64"
                 if kind not in READABLE and not name.endswith(MASKS):
                     raise CheckpointError(
-                        f"{path.parent}: {name} is {kind}, which no weight is read from;"
-                        " nothing was imported\n"
+                        f"{path.parent}: {name} is {kind}, which no weight is read from\n"
                         "  save the model in fp32 or bf16 and import that"
                     )
                 if name == "lm_head.weight" and embedding is not None:
@@ -461,5 +398,3 @@ def _check_files(files: list[Path], embedding: torch.Tensor | None) -> None:
                             f"{path}: lm_head.weight differs from the embedding:"
                             " this model ties them, so it cannot hold these weights"
                         )
-    if doubles:
-        say(f"note: {doubles} tensors are float64 and are rounded to fp32")
