@@ -3,6 +3,7 @@ as if nothing had happened."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -70,10 +71,12 @@ def timeless(progress: Progress) -> Progress:
     return progress._replace(train_seconds=0.0)
 
 
-def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
-    """Trains to the end of the budget; then, from the checkpoint of every step, the two steps after
-    it, in a state that was another before: weights, moments, progress and rows must be equal to the
-    last bit. Returns the rows of the run.
+def assert_resumes_exactly_at_every_step(
+    recipe: Recipe, after: Iterable[int] | None = None
+) -> list[dict]:
+    """Trains to the end of the budget; then, from the checkpoint of every step, or of the steps
+    `after` alone, the two steps after it, in a state that was another before: weights, moments,
+    progress and rows must be equal to the last bit. Returns the rows of the run.
 
     Two steps rather than all: equal states at step k + 2 for every k have equal futures.
     """
@@ -85,7 +88,7 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
             if isinstance(record, StepRecord):
                 rows += read_records(state, recipe, [record])
                 write_checkpoint(checkpoint_path(Path(folder), state.progress.step), state)
-        for step in range(state.progress.step):
+        for step in after or range(state.progress.step):
             _assert_resumes(Path(folder), recipe, step, rows)
     return rows
 

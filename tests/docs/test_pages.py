@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 
 import pytest
 
 from benchmarks.gpu.figures import FIGURES
 from efftrain_cli.recipe.draft import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, cli
 from tests.docs.pages import blocks_of, commands_of, text_of
 
 METHODS = [
@@ -33,10 +32,9 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("page, command", COMMANDS)
-def test_commands_run(efftrain, page, command):
-    program, *arguments = shlex.split(command)
-    assert program == "efftrain"
-    assert efftrain(*arguments).stdout.strip()
+def test_commands_run(tmp_path, monkeypatch, page, command):
+    monkeypatch.chdir(tmp_path)
+    assert cli(command.removeprefix("efftrain ")).output.strip()
 
 
 @pytest.mark.parametrize("page", METHODS)
