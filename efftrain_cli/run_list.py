@@ -58,14 +58,15 @@ def read_runs(names: Sequence[str] = ()) -> pd.DataFrame:
     """
     import pandas as pd
 
+    from efftrain_cli.run.reading import differing_keys
+
     with ThreadPoolExecutor(2) as pool:
         described = list(pool.map(_describe, chosen_names(names)))
     frame = pd.DataFrame([row for row, _ in described], columns=list(COLUMNS))
     frame = frame.astype({"seed": "Int64", "updates": "Int64"})
-    readable = {number: values for number, (_, values) in enumerate(described) if values}
-    settings = pd.DataFrame.from_dict(readable, "index", dtype=object)
-    distinct = settings.astype(str).nunique(dropna=False)
-    frame = frame.join(settings[distinct.index[distinct > 1]])
+    keys = differing_keys([values for _, values in described if values])
+    settings = pd.DataFrame([values for _, values in described], dtype=object)
+    frame = frame.join(settings[keys])
     return frame.sort_values("age_seconds", kind="stable", ignore_index=True)
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 
 import numpy as np
-import pandas as pd
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.recipe.recipe import methods_among
@@ -110,13 +109,6 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
         arm = Arm(ordered[0].arm, tuple(ordered))
         arms.append(arm)
     return arms
-
-
-def differing_keys(arms: Sequence[Arm]) -> list[str]:
-    """Return the keys of settings that differ between arms."""
-    settings = pd.DataFrame([arm.first.settings for arm in arms])
-    distinct = settings.astype(str).nunique(dropna=False)
-    return list(distinct.index[distinct > 1])
 
 
 def best_of_each(

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 import pandas as pd
 
-from efftrain_cli.compare.arms import Arm, Pairs, differing_keys
+from efftrain_cli.compare.arms import Arm, Pairs
 from efftrain_cli.foundation.console import human, listed
 from efftrain_cli.recipe.recipe import methods_among
-from efftrain_cli.run.reading import OPENING, Run
+from efftrain_cli.run.reading import OPENING, Run, differing_keys
 
 REFUSED = {
     "data.valid_hash": "validation text",
@@ -128,7 +128,7 @@ def describe_differences(arms: Sequence[Arm], varied: Collection[str]) -> list[s
     sentences = []
     base = arms[0]
     for arm in arms[1:]:
-        keys = differing_keys([base, arm])
+        keys = differing_keys([base.first.settings, arm.first.settings])
         sections = {key.partition(".")[0]: True for key in keys}
         methods = {*methods_among(sections), "stages"}
         other = [key for key in keys if key.partition(".")[0] not in methods]

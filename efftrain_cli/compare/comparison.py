@@ -12,7 +12,6 @@ from efftrain_cli.compare.arms import (
     Arm,
     arms_of,
     best_at_scales,
-    differing_keys,
     group_runs,
     pair_up,
 )
@@ -29,7 +28,7 @@ from efftrain_cli.compare.judge import Claim, Result, decide, judge
 from efftrain_cli.compare.ladder import Ladder, ladder_of
 from efftrain_cli.compare.measures import measures_of
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.run.reading import CURVE, Run
+from efftrain_cli.run.reading import CURVE, Run, differing_keys
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,7 +76,7 @@ class Comparison:
     def settings(self) -> pd.DataFrame:
         """The settings that differ, with the value of each arm."""
         rows = []
-        for key in differing_keys(self.arms):
+        for key in differing_keys([arm.first.settings for arm in self.arms]):
             values = {arm.label: arm.first.settings.get(key, "-") for arm in self.arms}
             rows.append({"setting": key, **values})
         return pd.DataFrame(rows)

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from efftrain_cli.compare.arms import Arm, best_of_each, differing_keys
+from efftrain_cli.compare.arms import Arm, best_of_each
+from efftrain_cli.run.reading import differing_keys
 
 
 def varied_keys(arms: Sequence[Arm]) -> list[str]:
     """Return the keys that differ between settings of one recipe."""
     keys: dict[str, None] = {}
     for recipe in {arm.first.arm: None for arm in arms}:
-        settings = [arm for arm in arms if arm.first.arm == recipe]
+        settings = [arm.first.settings for arm in arms if arm.first.arm == recipe]
         keys |= dict.fromkeys(differing_keys(settings))
     return list(keys)
 

@@ -23,32 +23,21 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    Columns = dict[str, np.ndarray]
-    """float64 values by column, one per row."""
-
 _COUNTERS = ("step", "segment")
 """Columns that decide which rows count; always read."""
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """The rows of metrics.jsonl that count, by column."""
+    """The rows of metrics.jsonl that count."""
 
-    columns: Columns
-    """float64, one value per step in increasing order, NaN where a row has null or lacks the
-    key."""
+    frame: pd.DataFrame
+    """A row per step, in increasing order: `step` and `segment` are whole numbers, all other
+    columns float64, NaN where a row has null or lacks the key."""
     segments: int
     """Starts and resumes that wrote rows."""
     corrupt: tuple[int, ...]
     """Numbers of the lines that were dropped."""
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """A row per step: `step` and `segment` are whole numbers, all other columns float64."""
-        import pandas as pd
-
-        whole = [name for name in _COUNTERS if name in self.columns]
-        return pd.DataFrame(self.columns).astype(dict.fromkeys(whole, "int64"))
 
 
 def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
@@ -61,12 +50,9 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
     Raises:
         DataError: the file is damaged in more places than its kills explain.
     """
-    import numpy as np
-
     lines = read_file(run / "metrics.jsonl")
-    arrays = _parse_columns(lines.texts, columns)
-    changes = int(np.count_nonzero(np.diff(arrays["segment"])))
-    segments = changes + 1 if lines.texts else 0
+    frame = _parse_columns(lines.texts, columns)
+    segments = int((frame.segment.diff() != 0).sum())
     # Each kill may tear one line. More than that is damage.
     if len(lines.corrupt) > max(1, segments):
         path = run / "metrics.jsonl"
@@ -76,10 +62,10 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
             "  restore the file from a copy, or remove those lines:"
             f" `efftrain runs verify {run.name}` lists them"
         )
-    latest = _latest(arrays["step"])
-    kept = {name: values[latest] for name, values in arrays.items()}
+    frame = frame.iloc[_latest(frame.step.to_numpy())].reset_index(drop=True)
+    frame = frame.astype(dict.fromkeys(_COUNTERS, "int64"))
     return Metrics(
-        {name: kept[name] for name in columns or kept},
+        frame[list(columns)] if columns else frame,
         segments=segments,
         corrupt=lines.corrupt,
     )
@@ -147,7 +133,7 @@ def _latest(steps: np.ndarray) -> np.ndarray:
     return np.flatnonzero(steps < lowest_after)
 
 
-def _parse_columns(lines: list[bytes], columns: Sequence[str]) -> Columns:
+def _parse_columns(lines: list[bytes], columns: Sequence[str]) -> pd.DataFrame:
     """Return columns of lines, or all of numbers, as float64."""
     import pyarrow as pa
     import pyarrow.json as pj
@@ -166,9 +152,8 @@ def _parse_columns(lines: list[bytes], columns: Sequence[str]) -> Columns:
                 unexpected_field_behavior="ignore" if columns else "infer",
             ),
         )
-    arrays = {}
-    for name in table.column_names:
-        kind = table.schema.field(name).type
-        if pa.types.is_primitive(kind) or pa.types.is_null(kind):
-            arrays[name] = table[name].cast(pa.float64()).to_numpy()
-    return arrays
+    numbers = []
+    for field in table.schema:
+        if pa.types.is_primitive(field.type) or pa.types.is_null(field.type):
+            numbers.append(field.name)
+    return table.select(numbers).to_pandas().astype("float64")

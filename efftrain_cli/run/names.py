@@ -176,9 +176,6 @@ def recipe_of_run(run: Path) -> str:
     return recipe_name(read_origin(run), run.name)
 
 
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """Return a key that orders seed10 after seed9."""
-    key = []
-    for part in re.split(r"(\d+)", name):
-        key.append((int(part), "") if part.isdigit() else (-1, part))
-    return key
+def _by_number(name: str) -> list[Any]:
+    """Return a key that orders seed10 after seed9: text and numbers in turn."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", name)]

@@ -199,6 +199,12 @@ def computed_values(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values differ between settings by dotted key."""
+    distinct = pd.DataFrame(settings).astype(str).nunique(dropna=False)
+    return list(distinct.index[distinct > 1])
+
+
 def grown_step(origin: Mapping[str, Any]) -> int:
     """Return the step up to which a grown run's rows are its parent's; -1 if it was not grown."""
     checkpoint = str(origin.get("grown_from.checkpoint"))

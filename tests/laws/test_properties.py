@@ -193,10 +193,7 @@ def test_rows_that_count_are_those_a_dictionary_written_in_order_and_cut_at_each
         path.write_text("".join(f"{sealed(row)}\n" for row in rows))
         assert latest_rows(path.parent) == list(kept.values())
         fast = read_metrics(path.parent, ("step", "segment", "loss", "tokens"))
-    assert [
-        dict(zip(fast.columns, values, strict=True))
-        for values in zip(*fast.columns.values(), strict=True)
-    ] == list(kept.values())
+    assert fast.frame.to_dict("records") == list(kept.values())
     assert fast.corrupt == ()
 
 

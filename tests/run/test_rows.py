@@ -19,7 +19,7 @@ from tests.fake_runs import rows_of, write_run, write_sealed
 
 
 def steps_of(folder: Path) -> list[float]:
-    return list(read_metrics(folder, ("step",)).columns["step"])
+    return list(read_metrics(folder, ("step",)).frame["step"])
 
 
 def damage_of(path: Path) -> list[str]:
@@ -76,7 +76,7 @@ def test_both_readers_equal_json_on_awkward_numbers(tmp_path):
     assert (fast.corrupt, lines.torn, len(lines.texts)) == ((), False, 5000)
     for name in names:
         expected = [np.nan if row.get(name) is None else float(row[name]) for row in rows]
-        np.testing.assert_array_equal(fast.columns[name], expected)
+        np.testing.assert_array_equal(fast.frame[name], expected)
     assert latest_rows(tmp_path) == rows
 
 
@@ -117,7 +117,7 @@ def test_an_odd_row_is_named_and_left_out(tmp_path, line):
     """F62."""
     path = with_lines(tmp_path, {30: f"{line}\n{row(30)}"})
     read = read_metrics(path.parent, ("step", "loss"))
-    assert list(read.columns["step"]) == list(range(101))
+    assert list(read.frame["step"]) == list(range(101))
     assert read.corrupt == (31,)
     assert len(latest_rows(path.parent)) == 101
 
@@ -137,9 +137,9 @@ def test_after_a_resume_the_new_segment_replaces_the_old_rows(tmp_path):
         tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(100, 0, segment=1, first=41, loss=7.0)
     )
     rows = read_metrics(path, ["step", "segment", "loss"])
-    assert (list(rows.columns["step"]), rows.segments) == (list(range(101)), 2)
-    assert list(rows.columns["segment"]) == [0] * 41 + [1] * 60
-    assert set(rows.columns["loss"][41:]) == {7.0}
+    assert (list(rows.frame["step"]), rows.segments) == (list(range(101)), 2)
+    assert list(rows.frame["segment"]) == [0] * 41 + [1] * 60
+    assert set(rows.frame["loss"][41:]) == {7.0}
 
 
 def test_of_a_step_written_twice_the_later_row_counts(tmp_path):
@@ -149,7 +149,7 @@ def test_of_a_step_written_twice_the_later_row_counts(tmp_path):
     late = first[40] | {"segment": 1, "val_loss": 4.5}
     first[40]["val_loss"] = None
     path = write_run(tmp_path, "r", 0, rows=[*first, late, *rows_of(60, 0, segment=1, first=41)])
-    columns = read_metrics(path, ["step", "val_loss", "loss", "segment"]).columns
+    columns = read_metrics(path, ["step", "val_loss", "loss", "segment"]).frame
     assert list(columns["step"]) == list(range(61))
     assert [columns[name][40] for name in ("val_loss", "segment")] == [4.5, 1]
     assert columns["loss"][40] == first[40]["loss"]
@@ -165,10 +165,10 @@ def test_more_damage_than_the_kills_explain_is_refused(tmp_path):
 
 def test_empty_and_missing_files(tmp_path):
     path = write_run(tmp_path, "r", 0, rows=[])
-    assert len(read_metrics(path, ["loss"]).columns["loss"]) == 0
+    assert len(read_metrics(path, ["loss"]).frame["loss"]) == 0
     (path / "metrics.jsonl").unlink()
     found = read_metrics(path, ["loss"])
-    assert (list(found.columns), len(found.columns["loss"]), found.segments) == (["loss"], 0, 0)
+    assert (list(found.frame), len(found.frame["loss"]), found.segments) == (["loss"], 0, 0)
     assert len(read_metrics(path).frame) == 0
 
 
