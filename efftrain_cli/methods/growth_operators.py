@@ -38,9 +38,8 @@ from torch import Tensor
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.methods.staged_growth import Depth, Moments, StagedGrowth, Symmetry
 from efftrain_cli.methods.stages import Operator, grown_shape
-from efftrain_cli.model.config import GPTConfig
+from efftrain_cli.model.config import GPTConfig, parameter_kind
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.model.parameter_kinds import parameter_kind
 
 OFFDIAG_SCALE = 0.5
 """Standard deviation of the blocks of A, relative to W's."""

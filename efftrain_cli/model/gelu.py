@@ -53,31 +53,38 @@ class _Gelu(Function):
 def _gelu(x: Tensor, slope: Tensor | None) -> Tensor:
     """Compute the function of `x`, contiguous; write its derivative to `slope` if given."""
     y = torch.empty_like(x)
-    narrow = x.dtype == torch.bfloat16
-    dtype = torch.float32 if narrow else x.dtype
+    is_narrow = x.dtype == torch.bfloat16
+    arrays = 2
+    dtype = x.dtype
+    if is_narrow:
+        arrays = 4
+        dtype = torch.float32
+    # One piece of z = 2u and of s = sigmoid(z); of bf16 also of x, and a result before rounding.
+    scratch = torch.empty(arrays, min(_PIECE, x.numel()), dtype=dtype)
     scale = torch.tensor(_SCALE, dtype=dtype)
-    # Scratch of one piece: z = 2u, s = sigmoid(z); of bf16 also x and a result before rounding.
-    scratch = torch.empty(4 if narrow else 2, min(_PIECE, x.numel()), dtype=dtype)
-    slopes = (slope if slope is not None else y).view(-1).split(_PIECE)
-    pieces = zip(x.view(-1).split(_PIECE), y.view(-1).split(_PIECE), slopes, strict=True)
-    for x_, y_, slope_ in pieces:
-        z, s, *wide = scratch[:, : x_.numel()]
-        value = y_
-        derivative = slope_
-        if narrow:
-            x_ = wide[0].copy_(x_)
-            value = derivative = wide[1]
-        torch.addcmul(scale, x_, x_, value=_SCALE * _CUBIC, out=z).mul_(x_)
+    inputs = x.view(-1).split(_PIECE)
+    values = y.view(-1).split(_PIECE)
+    slopes = values
+    if slope is not None:
+        slopes = slope.view(-1).split(_PIECE)
+    for piece, value, derivative in zip(inputs, values, slopes, strict=True):
+        z, s, *wide = scratch[:, : piece.numel()]
+        result = value
+        if is_narrow:
+            piece = wide[0].copy_(piece)
+            result = wide[1]
+        torch.addcmul(scale, piece, piece, value=_SCALE * _CUBIC, out=z).mul_(piece)
         torch.sigmoid(z, out=s)
-        torch.mul(x_, s, out=value)
-        if narrow:
-            y_.copy_(value)
+        torch.mul(piece, s, out=result)
+        value.copy_(result)
         if slope is None:
             continue
+
+        if not is_narrow:
+            result = derivative
         # d(x s)/dx = s + s (1 - s) x dz/dx, and x dz/dx = 3 z - 2 SCALE x
-        torch.add(z, x_, alpha=-2 * _SCALE / 3, out=z)
-        torch.ops.aten.sigmoid_backward.grad_input(z, s, grad_input=derivative)
-        torch.add(s, derivative, alpha=3, out=derivative)
-        if narrow:
-            slope_.copy_(derivative)
+        torch.add(z, piece, alpha=-2 * _SCALE / 3, out=z)
+        torch.ops.aten.sigmoid_backward.grad_input(z, s, grad_input=result)
+        torch.add(s, result, alpha=3, out=result)
+        derivative.copy_(result)
     return y

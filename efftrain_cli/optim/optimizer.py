@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.model.parameter_kinds import ParameterKind
+from efftrain_cli.model.config import ParameterKind
 from efftrain_cli.optim.facts import MuonScale
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.model.gpt import GPT, Rope
+from efftrain_cli.model.block import Rope
+from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.lion import Lion
 from efftrain_cli.optim.muon import Muon

@@ -196,7 +196,8 @@ def test_tokens_and_flops_are_what_was_computed(lab):
     """F44, F45: against an independent count of the targets and of the blocks that ran."""
     inject = """
 import torch
-from efftrain_cli.model.gpt import GPT, Block
+from efftrain_cli.model.block import Block
+from efftrain_cli.model.gpt import GPT
 head_loss_sum, forward = GPT.head_loss_sum, Block.forward
 
 def counted(self, x, targets, *rest):

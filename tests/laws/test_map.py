@@ -82,7 +82,7 @@ ADDITIONS = {
                 '    "gainless": NormFacts(vectors=()),\n    "none": NormFacts(',
             ),
             Edit(
-                "model/gpt.py",
+                "model/block.py",
                 '    if config.norm == "none":',
                 '    if config.norm == "gainless":\n'
                 "        return nn.RMSNorm(config.n_embd, elementwise_affine=False)\n"
@@ -103,7 +103,7 @@ ADDITIONS = {
                 '    "relu2": MlpFacts(',
                 '    "reglu": MlpFacts(kept_arrays=3, is_gated=True),\n    "relu2": MlpFacts(',
             ),
-            Edit("model/gpt.py", '    "relu2": relu', '    "reglu": F.relu,\n    "relu2": relu'),
+            Edit("model/block.py", '    "relu2": relu', '    "reglu": F.relu,\n    "relu2": relu'),
         ],
         "VALUE = 'reglu'" + LAWS,
     ),

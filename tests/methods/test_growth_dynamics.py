@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from efftrain_cli.methods.growth_operators import GrowthState, grow_depth, grow_width
+from efftrain_cli.model.config import ParameterKind, parameter_kind
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.optimizer import decays
 from tests.methods.grown import CONFIG, mean_loss, model_of, small_model, tokens_of

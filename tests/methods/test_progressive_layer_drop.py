@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop, draw_gates
-from efftrain_cli.model.gpt import Block
+from efftrain_cli.model.block import Block
 from tests.tiny import config_of
 
 # By updates t, as the released schedule class gives it for theta = 0.7 and 1,000 steps.

@@ -11,9 +11,10 @@ import torch
 
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.step import Progress
+from efftrain_cli.model.block import MLP, RMSNorm, Rope
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import flops_per_token, parameter_count
-from efftrain_cli.model.gpt import GPT, MLP, RMSNorm, Rope
+from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import load_recipe
