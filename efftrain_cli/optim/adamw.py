@@ -5,38 +5,44 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.optim.optimizer import ParameterSet, Settings, WithoutCompiler, decays
+from efftrain_cli.optim.optimizer import (
+    Optimizer,
+    ParameterSet,
+    Settings,
+    by_weight_decay,
+    elements_at_once,
+    keep_if,
+)
+
+# What torch wraps around these imports its compiler, which costs eager training two seconds of
+# start; they themselves do not.
+_torch_step = inspect.unwrap(torch.optim.Adam.step)
+_add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
-class _FusedAdamW(WithoutCompiler, torch.optim.AdamW):
+class _FusedAdamW(torch.optim.AdamW):
     found_inf: Tensor
     """0-d fp32 on the device: torch's fused step reads it."""
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        _add_param_group(self, param_group)
 
-# What torch wraps around its step imports its compiler; the step itself does not.
-_torch_step = inspect.unwrap(torch.optim.Adam.step)
 
 _ALIGNMENT = 32
 """Elements, 128 bytes of fp32: every view starts at an address that vector loads accept."""
 
-_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""Most elements whose square roots are in memory at once, by device type.
 
-On a CPU 1 MiB of fp32, which fits its cache; on CUDA a bound on memory.
-"""
-
-
-class AdamW:
+class AdamW(Optimizer):
     """An `Optimizer`: PyTorch's fused AdamW (Loshchilov and Hutter 2019), all second moments in one
     flat buffer."""
 
-    gradient_powers: Mapping[str, int] = {
+    gradient_powers: ClassVar = {
         "exp_avg": 1,
         "exp_avg_sq": 2,
         "exp_avg_sq_weight": 0,
@@ -46,14 +52,11 @@ class AdamW:
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
-        groups: dict[float, list[nn.Parameter]] = {}
-        for name, parameter in parameters.named.items():
-            kind = parameters.kinds[name]
-            weight_decay = settings.weight_decay * decays(kind)
-            groups.setdefault(weight_decay, []).append(parameter)
+        named = parameters.named
         param_groups = []
-        for weight_decay, members in groups.items():
-            param_groups.append({"params": members, "weight_decay": weight_decay})
+        for decay, names in by_weight_decay(parameters, settings.weight_decay).items():
+            members = [named[name] for name in names]
+            param_groups.append({"params": members, "weight_decay": decay})
         self._adamw = _FusedAdamW(
             param_groups,
             lr=0.0,
@@ -62,7 +65,6 @@ class AdamW:
             fused=True,
         )
 
-        named = parameters.named
         sizes = []
         for parameter in named.values():
             lines = math.ceil(parameter.numel() / _ALIGNMENT)
@@ -132,14 +134,12 @@ class AdamW:
                 direction = mean / mean_weight / rms
                 weight = parameter * (1 - lr * group["weight_decay"])
                 weight.sub_(direction, alpha=lr)
-                for old, new in (
-                    (parameter, weight),
-                    (state["exp_avg"], mean),
-                    (state["exp_avg_sq"], square),
-                    (state["exp_avg_sq_weight"], square_weight),
-                    (state["step"], step),
-                ):
-                    torch.where(skip, old, new, out=old)
+                keys = ("exp_avg", "exp_avg_sq", "exp_avg_sq_weight", "step")
+                keep_if(
+                    skip,
+                    [parameter, *(state[key] for key in keys)],
+                    [weight, mean, square, square_weight, step],
+                )
 
     def tensors(self) -> Tensors:
         """See `Optimizer.tensors`: `exp_avg.NAME`, `exp_avg_sq.NAME` and the 0-d `step.NAME`; with
@@ -160,20 +160,11 @@ class AdamW:
             zero = moments.new_zeros(())
             return {"adam_sqrt_v_l1": zero, "adam_sqrt_v_max": zero.clone()}
 
-        # On a CPU the roots of the whole buffer would go out to memory and back; those of a chunk
-        # stay in the cache.
-        chunk_size = _CHUNK.get(moments.device.type, 1 << 22)
-        chunk_size = min(chunk_size, moments.numel())
-        buffer = moments.new_empty(chunk_size)
-        sums = []
-        maxima = []
-        for chunk in moments.split(chunk_size):
-            roots = buffer[: chunk.numel()]
-            torch.sqrt(chunk, out=roots)
-            sums.append(roots.sum())
-            # The maximum of sqrt(v) is the root of the maximum of v.
-            maxima.append(chunk.max())
+        # On a CPU the roots of the whole buffer would go out to memory and back.
+        chunks = moments.split(elements_at_once(moments.device))
+        sums = [chunk.sqrt().sum() for chunk in chunks]
         return {
             "adam_sqrt_v_l1": torch.stack(sums).sum(),
-            "adam_sqrt_v_max": torch.stack(maxima).max().sqrt(),
+            # The maximum of sqrt(v) is the root of the maximum of v.
+            "adam_sqrt_v_max": moments.max().sqrt(),
         }

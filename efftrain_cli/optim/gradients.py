@@ -32,9 +32,3 @@ def take_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
     for parameter in parameters:
         parameter.grad = None
     return gradients
-
-
-def combined_norm(norms: Iterable[Tensor]) -> Tensor:
-    """Return the l2 norm, 0-d, of tensors with these norms."""
-    stacked = torch.stack(list(norms))
-    return torch.linalg.vector_norm(stacked)

@@ -11,49 +11,40 @@ rate 3 to 10 times smaller and a weight decay as many times larger (section 5), 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.optim.optimizer import (
+    Optimizer,
     ParameterSet,
     Settings,
-    decays,
+    by_weight_decay,
+    elements_at_once,
     keep_if,
     split_by_size,
 )
 
-_GROUP = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""Elements that are updated together, by device type: what a CPU's cache holds; on CUDA a bound on
-memory."""
 
-
-class Lion:
+class Lion(Optimizer):
     """An `Optimizer` with one moment, and without eps."""
 
-    gradient_powers: Mapping[str, int] = {"exp_avg": 1}
-    columns_by_max: frozenset[str] = frozenset()
+    gradient_powers: ClassVar = {"exp_avg": 1}
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
         self._betas = settings.betas
-        first = next(iter(parameters.named.values()))
-        most = _GROUP.get(first.device.type, 1 << 22)
-        self._momentum: Tensors = {}
-        by_decay: dict[float, list[str]] = {}
-        for name, parameter in parameters.named.items():
-            self._momentum[name] = torch.zeros_like(parameter)
-            kind = parameters.kinds[name]
-            weight_decay = settings.weight_decay * decays(kind)
-            by_decay.setdefault(weight_decay, []).append(name)
         self._parameters = dict(parameters.named)
+        self._momentum: Tensors = {}
+        for name, parameter in self._parameters.items():
+            self._momentum[name] = torch.zeros_like(parameter)
         self._groups: list[tuple[float, list[str]]] = []
-        for weight_decay, names in by_decay.items():
-            momenta = [self._momentum[name] for name in names]
-            sizes = [momentum.numel() for momentum in momenta]
-            for part in split_by_size(sizes, most):
+        for weight_decay, names in by_weight_decay(parameters, settings.weight_decay).items():
+            members = [self._parameters[name] for name in names]
+            sizes = [parameter.numel() for parameter in members]
+            for part in split_by_size(sizes, elements_at_once(members[0].device)):
                 self._groups.append((weight_decay, names[part]))
 
     @torch.no_grad()
@@ -88,11 +79,4 @@ class Lion:
 
     def tensors(self) -> Tensors:
         """See `Optimizer.tensors`: `exp_avg.NAME`."""
-        tensors = {}
-        for name, momentum in self._momentum.items():
-            tensors[f"exp_avg.{name}"] = momentum
-        return tensors
-
-    def columns(self) -> Tensors:
-        """Return no columns: Lion has no second moments."""
-        return {}
+        return {f"exp_avg.{name}": momentum for name, momentum in self._momentum.items()}

@@ -10,8 +10,7 @@ Matrices of equal shapes are computed together, to the bits of torch.optim.Muon.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,13 @@ from torch import Tensor, nn
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.flops import NEWTON_SCHULZ_ITERATIONS
 from efftrain_cli.optim.adamw import AdamW
-from efftrain_cli.optim.optimizer import ParameterSet, Settings, keep_if, split_by_size
+from efftrain_cli.optim.optimizer import (
+    Optimizer,
+    ParameterSet,
+    Settings,
+    keep_if,
+    split_by_size,
+)
 
 MOMENTUM = 0.95
 """Decay rate of the momentum, Nesterov's; torch's default and the paper's."""
@@ -44,7 +49,7 @@ class _Part(NamedTuple):
         return self.whole.detach()[self.rows]
 
 
-class Muon:
+class Muon(Optimizer):
     """An `Optimizer`: Muon for matrices, AdamW for the other parameters.
 
     The update of a matrix, not its weight decay, is multiplied by sqrt(max(1, rows / columns)), or
@@ -53,15 +58,11 @@ class Muon:
     mean square of 0.2, which is typical of AdamW's update.
     """
 
-    gradient_powers: Mapping[str, int] = {"momentum_buffer": 1, **AdamW.gradient_powers}
-    columns_by_max: frozenset[str] = frozenset()
+    gradient_powers: ClassVar = {"momentum_buffer": 1, **AdamW.gradient_powers}
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
-        # Without muon_lr, which the recipe's rules allow with "match_rms_adamw" only, it is lr.
-        self._lr_ratio = (settings.muon_lr or settings.lr) / settings.lr
-        self._weight_decay = settings.weight_decay
-        self._matches_adamw = settings.muon_scale == "match_rms_adamw"
+        self._settings = settings
         kinds = parameters.kinds
         others = {}
         self._momentum: Tensors = {}
@@ -85,8 +86,8 @@ class Muon:
             sizes = [shape.numel()] * len(parts)
             for group in split_by_size(sizes, _GROUP):
                 self._groups.append(parts[group])
-        updated = ParameterSet(named=others, kinds=kinds)
-        self._adamw = AdamW(updated, settings)
+        # It has few parameters: its columns would say nothing of the whole model.
+        self._adamw = AdamW(ParameterSet(named=others, kinds=kinds), settings)
 
     @torch.no_grad()
     def step(
@@ -97,9 +98,11 @@ class Muon:
     ) -> None:
         """See `Optimizer.step`."""
         self._adamw.step(lr, found_inf, beta2)
+        # Without muon_lr, which the recipe's rules allow with "match_rms_adamw" only, it is lr.
+        ratio = (self._settings.muon_lr or self._settings.lr) / self._settings.lr
         skip = found_inf.bool()
         for group in self._groups:
-            self._update(group, lr * self._lr_ratio, skip)
+            self._update(group, lr * ratio, skip)
 
     def _update(
         self,
@@ -124,23 +127,17 @@ class Muon:
 
         rows, columns = weights[0].shape
         scale = math.sqrt(max(1, rows / columns))
-        if self._matches_adamw:
+        if self._settings.muon_scale == "match_rms_adamw":
             scale = 0.2 * math.sqrt(max(rows, columns))
-        new_weights = torch._foreach_mul(weights, 1 - lr * self._weight_decay)
+        new_weights = torch._foreach_mul(weights, 1 - lr * self._settings.weight_decay)
         torch._foreach_add_(new_weights, directions, alpha=-lr * scale)
         keep_if(skip, weights, new_weights)
         keep_if(skip, momenta, new_momenta)
 
     def tensors(self) -> Tensors:
         """See `Optimizer.tensors`: `momentum_buffer.NAME` of matrices, AdamW's of the others."""
-        tensors = {}
-        for name, buffer in self._momentum.items():
-            tensors[f"momentum_buffer.{name}"] = buffer
+        tensors = {f"momentum_buffer.{name}": buffer for name, buffer in self._momentum.items()}
         return tensors | self._adamw.tensors()
-
-    def columns(self) -> Tensors:
-        """Return no columns: sqrt(v) of AdamW's few parameters says nothing of the whole model."""
-        return {}
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -156,13 +153,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     first, third, fifth = _COEFFICIENTS
     for _ in range(NEWTON_SCHULZ_ITERATIONS):
         gram = x @ x.mT
-        polynomial = torch.baddbmm(
-            gram,
-            gram,
-            gram,
-            beta=third,
-            alpha=fifth,
-        )
+        polynomial = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
         x = torch.baddbmm(x, polynomial, x, beta=first)
     if is_tall:
         x = x.mT

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -54,20 +53,29 @@ def decays(kind: ParameterKind) -> bool:
     return kind in ("token_embedding", "head", "matrix", "fused_matrix")
 
 
+def by_weight_decay(parameters: ParameterSet, weight_decay: float) -> dict[float, list[str]]:
+    """Group the parameters by the weight decay that acts on them."""
+    groups: dict[float, list[str]] = {}
+    for name in parameters.named:
+        decay = weight_decay * decays(parameters.kinds[name])
+        groups.setdefault(decay, []).append(name)
+    return groups
+
+
 class Optimizer(Protocol):
     """Update named parameters by their gradients.
 
     Only `training/build.py` chooses an optimizer by its name.
     """
 
-    gradient_powers: Mapping[str, int]
+    gradient_powers: ClassVar[Mapping[str, int]]
     """Power of the gradient with which each kind of state scales; 0 for a counter of steps.
 
     Growth reads it. If a wider model's gradients are 1/k of the small one's, first moments become
     1/k and second moments 1/k^2.
     """
 
-    columns_by_max: frozenset[str]
+    columns_by_max: ClassVar[frozenset[str]] = frozenset()
     """Columns that a sharded model reduces over the ranks by their maximum; all others are sums."""
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
@@ -91,6 +99,7 @@ class Optimizer(Protocol):
 
     def columns(self) -> Tensors:
         """Return measures of stability by column of metrics.jsonl: 0-d fp32 device tensors."""
+        return {}
 
 
 def check_cover(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -107,6 +116,14 @@ def check_cover(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) ->
             covered.append(parameter)
     if sorted(covered) != sorted(parameters):
         raise RuntimeError("the optimizer's groups do not cover each parameter once")
+
+
+def elements_at_once(device: torch.device) -> int:
+    """Return how many elements are worked on together: 1 MiB of fp32, which a CPU's cache holds; on
+    CUDA a bound on memory."""
+    if device.type == "cpu":
+        return 1 << 18
+    return 1 << 26
 
 
 def split_by_size(sizes: Sequence[int], most: int) -> Iterator[slice]:
@@ -130,14 +147,3 @@ def keep_if(
     """Copy each new tensor over the old one, unless `skip` (0-d bool, on the device) is true."""
     for target, tensor in zip(old, new, strict=True):
         torch.where(skip, target, tensor, out=target)
-
-
-class WithoutCompiler:
-    """Add parameter groups without importing PyTorch's compiler.
-
-    PyTorch's own `add_param_group` imports it, which costs eager training two seconds of start.
-    """
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, as torch.optim.Optimizer does."""
-        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
