@@ -23,7 +23,6 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.cost import PlanCost, plan_cost
 from efftrain_cli.plan.describe import LABEL, model_line, steps_line, text_line
 from efftrain_cli.plan.devices import PlannedDevice
-from efftrain_cli.plan.plan import model_config
 from efftrain_cli.plan.preview import assumptions, csv_lines, staged_warnings
 from efftrain_cli.plan.rates import measured_rate
 from efftrain_cli.recipe.recipe import Recipe
@@ -105,24 +104,21 @@ def print_plan(
         _cost_line(cost, seconds, by, name),
         _memory_line(cost, device),
         _disk_line(recipe, cost, facts),
-        *_sum_lines(recipe, vocab_size),
+        *_sum_lines(recipe),
     ]
     if begun.step:
         lines.insert(0, f"branch  after step {begun.step:,}: {human(begun.tokens)} tokens")
     print_folded("\n".join(lines), indent=LABEL)
 
 
-def _sum_lines(recipe: Recipe, vocab_size: int) -> Iterator[str]:
+def _sum_lines(recipe: Recipe) -> Iterator[str]:
     """Yield, for each role of narrow sums, the mantissa bits that theory asks for."""
     section = recipe.chunked_accumulation
     if section is None:
         return
-    from efftrain_cli.methods.variance_retention import longest_sums, needed_bits, product_bits
+    from efftrain_cli.methods.variance_retention import needed_bits, product_bits
 
-    config = model_config(recipe, vocab_size)
-    train = recipe.train
-    sequences = min(train.batch_size, max(1, train.micro_batch_tokens // config.seq_len))
-    lengths = longest_sums(config, sequences * config.seq_len)
+    lengths = section.longest_sums(recipe)
     for role, accumulator in section.roles.items():
         if accumulator is None:
             continue

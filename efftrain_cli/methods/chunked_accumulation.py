@@ -197,9 +197,7 @@ class ChunkedAccumulation(Method):
             operands=self.operands,
             gradient_operands=self.gradient_format,
             fidelity=self.fidelity,
-            forward=self.forward,
-            grad_input=self.grad_input,
-            grad_weight=self.grad_weight,
+            **self.roles,
         )
         wide: tuple[str, ...] = ()
         if self.layers == "inner":

@@ -78,12 +78,12 @@ def _map_moments(
     stay."""
     optimizer = {}
     for key, tensors in state.optimizer.items():
+        grown = dict(tensors)
         power = state.gradient_powers[key]
-        optimizer[key] = dict(tensors)
         if power:
-            optimizer[key] = {
-                name: grow_moment(name, tensor, power) for name, tensor in tensors.items()
-            }
+            for name, tensor in tensors.items():
+                grown[name] = grow_moment(name, tensor, power)
+        optimizer[key] = grown
     return optimizer
 
 
@@ -262,7 +262,7 @@ def grow_depth(
 ) -> GrowthState:
     """Grow a model to `factor` times as many layers.
 
-    With `copy_append` and `copies` layer j is a copy of layer j mod n_layer; else the layers made
+    With `copy_append` layer j is a copy of layer j mod n_layer; else the layers made
     from layer i follow it directly. `identity` and `zero_out_proj` leave loss and logits bit for
     bit. A copied layer copies its moments too. An inserted `zero_out_proj` layer
     starts with moments and step counter 0: before growth its gradients were 0 except in the two
@@ -291,7 +291,7 @@ def grow_depth(
         if new.startswith("h."):
             _, number, part = new.split(".", 2)
             source, copy = divmod(int(number), factor)
-            if mode in ("copy_append", "copies"):
+            if mode == "copy_append":
                 copy, source = divmod(int(number), layers)
             old = f"h.{source}.{part}"
             inserted = copy > 0

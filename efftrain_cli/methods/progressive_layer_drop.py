@@ -102,27 +102,34 @@ class ProgressiveLayerDrop(Method):
 
     def keep_probabilities(self, step: int, n_layer: int) -> tuple[float, ...]:
         """Return p_l with which each of `n_layer` blocks is kept in 1-based `step`, in order."""
-        drop = 1 - self.theta_at(step)
-        return tuple(1 - depth * drop for depth in self._depths(n_layer))
-
-    def blocks_over(self, first: int, last: int, n_layer: int) -> float:
-        """Return the expected number of blocks that 1-based steps `first` to `last` run in all."""
-        steps = range(first, last + 1)
-        drops = sum(1 - self.theta_at(step) for step in steps)
-        return len(steps) * n_layer - sum(self._depths(n_layer)) * drops
-
-    def _depths(self, n_layer: int) -> list[float]:
-        """Return l / L of each block: its share of the drop of the last one."""
-        blocks = range(1, n_layer + 1)
-        if self.keep == "code":
-            blocks = range(n_layer)  # each samples with the p of the block before
-        return [block / n_layer for block in blocks]
+        return self._probabilities(step, n_layer, self._first)
 
     def branch_scales(self, step: int, n_layer: int) -> tuple[float, ...]:
         """Return the factor of each block's branches in 1-based `step`: 1 / p_l of the equation,
         for both `keep`."""
+        keep = self._probabilities(step, n_layer, 1)
+        return tuple(1 / p for p in keep)
+
+    def blocks_over(self, first: int, last: int, n_layer: int) -> float:
+        """Return the expected number of blocks that 1-based steps `first` to `last` run in all."""
+        drops = 0.0
+        for step in range(first, last + 1):
+            drops += 1 - self.theta_at(step)
+        depths = [block / n_layer for block in range(self._first, self._first + n_layer)]
+        return (last + 1 - first) * n_layer - sum(depths) * drops
+
+    @property
+    def _first(self) -> int:
+        """l of the first block: the released code samples with the p of the block before."""
+        if self.keep == "code":
+            return 0
+        return 1
+
+    def _probabilities(self, step: int, n_layer: int, first: int) -> tuple[float, ...]:
+        """Return p_l = 1 - (l / L) (1 - theta) of so many l from `first` on."""
         drop = 1 - self.theta_at(step)
-        return tuple(1 / (1 - block / n_layer * drop) for block in range(1, n_layer + 1))
+        blocks = range(first, first + n_layer)
+        return tuple(1 - block / n_layer * drop for block in blocks)
 
     def gates(
         self,

@@ -22,7 +22,7 @@ averages at 0.
 
 Depth, factor k: layers are inserted that compute the identity (`identity`: layer norms and biases
 0, matrices eye; `zero_out_proj`: a copy of the layer before, whose two projections into the
-residual stream are 0), or layers are copied (`copy_interleave`, `copy_append` or `copies`), which
+residual stream are 0), or layers are copied (`copy_interleave` or `copy_append`), which
 keeps no loss.
 
 `pad`, `d_ff` and `n_kv_head` set a size instead: any width (RMS norms only), any number of hidden
@@ -38,22 +38,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import (
-    TYPE_CHECKING,
-    ClassVar,
-    Literal,
-)
+from typing import ClassVar, Literal
 
 from pydantic.dataclasses import dataclass
 
-from efftrain_cli.foundation.section import (
-    SECTION,
-)
+from efftrain_cli.foundation.section import SECTION
 from efftrain_cli.methods.method import Changes, Method, Problems, Sections
-
-if TYPE_CHECKING:
-    pass
-
 from efftrain_cli.methods.stages import (
     Operator,
     OperatorKind,
@@ -65,7 +55,7 @@ from efftrain_cli.methods.stages import (
 
 Moments = Literal["paper", "ema", "reset"]
 Symmetry = Literal["none", "offdiag"]
-Depth = Literal["identity", "zero_out_proj", "copy_interleave", "copy_append", "copies"]
+Depth = Literal["identity", "zero_out_proj", "copy_interleave", "copy_append"]
 
 
 def _kinds(stages: Sequence[Stage]) -> set[OperatorKind]:
@@ -90,7 +80,7 @@ class StagedGrowth(Method):
     """What makes a wider model's copies differ: nothing, or blocks that cancel; the loss stays."""
     depth: Depth = "zero_out_proj"
     """What a deeper model's new layers compute: the identity in two ways (the loss stays), or a
-    copy of each layer after it or of all after all ("copies" too; the loss does not stay)."""
+    copy of each layer after it or of all after all (the loss does not stay)."""
 
     def problems(self, recipe: Sections) -> Problems:
         if not recipe.stages:

@@ -31,10 +31,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from efftrain_cli.model.config import GPTConfig
 
 LN_50 = math.log(50.0)
 """n (1 - VRR) below which an accumulation counts as wide enough."""
@@ -63,32 +59,27 @@ def variance_retention(m_acc: int, m_p: int, n: float) -> float:
     # Full swamping: k_1 and its term of the numerator.
     i = np.arange(2, math.ceil(n), dtype=np.float64)
     scale = 2.0**m_acc / math.sqrt(2)
-    swamped = erfc(scale / np.sqrt(i))
-    not_before = erf(scale / np.sqrt(i - 1))
-    q = swamped * not_before
+    q = erfc(scale / np.sqrt(i)) * erf(scale / np.sqrt(i - 1))
     alpha = swamping_offset(m_acc, m_p)
     counts = i > alpha
-    weight = float(q[counts].sum())
-    kept = float(((i - alpha) * q)[counts].sum())
+    weight = q[counts].sum()
+    kept = ((i - alpha) * q)[counts].sum()
 
     # Partial swamping: k_2 and its term.
     root = math.sqrt(2 * n)
     for stage in range(2, m_p + 1):
         offset = swamping_offset(m_acc, m_p, stage)
-        if n <= offset:
-            continue
-        steps = 2.0 ** (m_acc - m_p + stage)
-        swamped = erfc(steps / 2 / root)
-        not_before = erf(steps / root)
-        q = float(steps * swamped * not_before)
-        weight += q
-        kept += (n - offset) * q
+        if n > offset:
+            steps = 2.0 ** (m_acc - m_p + stage)
+            q = steps * erfc(steps / 2 / root) * erf(steps / root)
+            weight += q
+            kept += (n - offset) * q
 
     # No swamping: k_3.
-    none = float(erf(2.0 ** (m_acc - m_p + 1) / root))
+    none = erf(2.0 ** (m_acc - m_p + 1) / root)
     weight += none
     kept += n * none
-    return kept / (n * weight)
+    return float(kept / (n * weight))
 
 
 def log_v(m_acc: int, m_p: int, n: float) -> float:
@@ -130,16 +121,3 @@ def product_bits(a: str, b: str) -> int:
     """Return the mantissa bits of exact products: (1 + m_a) + (1 + m_b) significant ones, one of
     them implicit."""
     return MANTISSA_BITS[a] + MANTISSA_BITS[b] + 1
-
-
-def longest_sums(config: GPTConfig, tokens: int) -> dict[str, int]:
-    """Return the products in the longest sum of each role, among the linear layers of the blocks.
-
-    Args:
-        tokens: of a micro-batch.
-    """
-    return {
-        "forward": max(config.n_embd, config.attention_size, config.ff_size),
-        "grad_input": max(config.n_embd, sum(config.qkv_rows), config.ff_size),
-        "grad_weight": tokens,
-    }

@@ -196,7 +196,9 @@ def test_the_command_prints_sizes_losses_and_how_to_go_on(home):
     (losses,) = re.findall(r"loss +([\d.]+) -> ([\d.]+)", shown)
     assert [float(loss) for loss in losses] == [pytest.approx(last, abs=2e-6)] * 2
     assert "efftrain pretrain --resume deep" in shown
-    shown = cli("grow small --operator depth --name copied --set staged_growth.depth=copies").output
+    shown = cli(
+        "grow small --operator depth --name copied --set staged_growth.depth=copy_append"
+    ).output
     assert "do not keep the loss" in shown
     assert "next        nothing is left of train.tokens = " in shown
     assert "pretrain --resume copied --set train.tokens=N" in shown
