@@ -129,6 +129,7 @@ def begin_save(
         DiskError: the run's folder is lost, or the disk refuses, on rank 0.
     """
     step = state.progress.step
+    state.settle()
     tensors = state.weights() | state.optimizer.tensors() | state.in_flight
     wrong = nonfinite_tensors(tensors)
     (is_unsound,) = dist.agree(bool(wrong))

@@ -77,9 +77,6 @@ class Gradient:
         self.watch: Stopwatch | None = None
         """Time of the newest sum that the passes did not hide; None in one process."""
 
-    def settle(self, step: int) -> None:
-        """Leave all that is in flight in the state: nothing is."""
-
     def __call__(self, batch: Batch, plan: StepPlan) -> StepResult:
         """Leave the gradient of the whole step in `.grad`; return what the step was.
 

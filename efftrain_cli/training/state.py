@@ -38,6 +38,10 @@ class Division(Protocol):
     def loss_sum(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """See `TrainState.loss_sum`; all ranks call it at a time."""
 
+    def settle(self) -> None:
+        """Finish what steps left undone, so that `in_flight` holds all that is due later; all ranks
+        call it."""
+
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Return this rank's part of a tensor of which it has one."""
 
@@ -81,6 +85,11 @@ class TrainState:
     def weights(self) -> Tensors:
         """Return this rank's parameters by name; a tied head is not listed twice."""
         return {name: parameter.detach() for name, parameter in self.parameters.items()}
+
+    def settle(self) -> None:
+        """See `Division`."""
+        if self.division is not None:
+            self.division.settle()
 
     def whole(self) -> tuple[Tensors, Tensors, Tensors]:
         """Return whole tensors of model, optimizer and in flight, on rank 0. All ranks call it."""

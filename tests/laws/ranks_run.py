@@ -49,6 +49,7 @@ def trained(recipe: Recipe, folder: Path, name: str, steps: int, stop: int | Non
         load(path, state, recipe)
         dist.barrier()
     rows += train(state, recipe, steps)
+    state.settle()
     digests = [digest(tensors) for tensors in state.whole()]
     held = sum(parameter.numel() for parameter in state.parameters.values())
     return {"rows": rows, "digests": digests, "held": dist.gather_objects(held)}
@@ -65,6 +66,7 @@ def train(state: TrainState, recipe: Recipe, until: int) -> list[dict[str, Any]]
 
 def save(state: TrainState, path: Path) -> None:
     """Write a checkpoint of whole tensors on rank 0; all ranks call it."""
+    state.settle()
     whole = state.whole()
     if dist.is_main():
         with mock.patch.object(TrainState, "whole", lambda _: whole):
