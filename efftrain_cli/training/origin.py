@@ -47,13 +47,13 @@ def environment_of(session: Session) -> dict[str, object]:
     """Return the facts that may change the last bits of a result although recipe and data are the
     same."""
     return {
-        "device": str(session.device),
-        "device_name": device_name(session.device),
+        "device": device_name(session.device),
+        "device_kind": session.device.type,
         "efftrain": __version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "dtype": compute_dtype(session.recipe, session.device),
-        "devices": dist.world_size(),
+        "world_size": dist.world_size(),
     }
 
 
@@ -64,9 +64,6 @@ def environment_now(run: RunDirectory, session: Session) -> dict[str, object]:
     for event in run.events():
         if event.get("event") in ("start", "resume"):
             before |= event
-    # The index of a device decides nothing: its name is compared too.
-    if str(before.get("device")).partition(":")[0] == session.device.type:
-        del before["device"]
     if session.device.type != "cpu":
         before.pop("threads", None)
     changed = {}
@@ -77,7 +74,7 @@ def environment_now(run: RunDirectory, session: Session) -> dict[str, object]:
         return now
     meaning = "the last bits of the results may differ"
     cut = [name for name, method in session.recipe.methods.items() if method.cut_matters()]
-    if "devices" in changed and cut:
+    if "world_size" in changed and cut:
         meaning = f"[{cut[0]}] reads micro-batches: the results may differ by more than rounding"
     say(f"note: continued with {', '.join(changed.values())}: {meaning}")
     return {**now, "changed": list(changed.values())}
@@ -154,18 +151,14 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, Any]:
     corpus = session.corpus
     return {
         **software_origin(recipe_name),
+        **environment_of(session),
         "git_commit": package_commit(),
         "variables": library_variables(),
-        "device": device_name(session.device),
-        "device_kind": session.device.type,
-        "threads": torch.get_num_threads(),
         # Number of runs that a sweep trains side by side on this machine: they slow each other
         # down.
         "jobs": environment_number("EFFTRAIN_JOBS", 1),
         # Hash of the registration whose runs these are.
         "study": os.environ.get("EFFTRAIN_STUDY") or None,
-        "world_size": dist.world_size(),
-        "dtype": compute_dtype(session.recipe, session.device),
         "data": {
             "corpus": corpus.key,
             "train_hash": corpus.train.sha256,

@@ -97,8 +97,8 @@ def test_one_device_goes_on_where_two_have_stopped(lab):
     end(launch(lab, "--steps", "3", probe=True))
     assert lab.last_step("r") == 3
     errors = lab.resume("r", "--steps", "4", timeout=120).errors
-    assert "continued with devices 2 -> 1: the last bits of the results may differ" in errors
-    assert "continued with devices 2 -> 1" in load_run(lab.run("r")).notes
+    assert "continued with world_size 2 -> 1: the last bits of the results may differ" in errors
+    assert "continued with world_size 2 -> 1" in load_run(lab.run("r")).notes
     again = lab.resume("r", "--steps 4 --devices 2", timeout=120)
     assert again.output.startswith("nothing to train: run r is after step 4 already")
 
