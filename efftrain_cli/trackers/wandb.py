@@ -137,7 +137,7 @@ def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[Non
     Whatever befalls the children, the block is not disturbed; what one had to say is printed as one
     warning at the end.
     """
-    mode = _chosen_mode(mode)
+    mode = chosen_mode(mode)
     with contextlib.ExitStack() as children:
         if tensorboard:
             children.enter_context(
@@ -154,7 +154,7 @@ def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[Non
         print(f"wandb      offline copy in {copy}; send it with: wandb sync {copy}")
 
 
-def _chosen_mode(mode: str) -> str:
+def chosen_mode(mode: str) -> str:
     """Return what WANDB_MODE sets in place of a recipe's mode; a recipe that sends nothing stays
     "off"."""
     chosen = os.environ.get("WANDB_MODE", "")

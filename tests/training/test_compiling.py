@@ -12,24 +12,13 @@ from torch import Tensor
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import choose_determinism
-from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training import compiling, objective
-from efftrain_cli.training.compiling import (
-    GRAPH_LIMIT,
-    compiled_graphs,
-    compiles,
-)
+from efftrain_cli.training.compiling import compiles
 from efftrain_cli.training.objective import Compute, Objective
 from tests.tiny import changed, fresh, tiny_recipe
 
-FULL = 1024
-RECIPE = tiny_recipe(
-    f"model.seq_len={FULL}",
-    f"train.tokens={400 * FULL}",
-    "train.batch_size=2",
-    f"train.micro_batch_tokens={2 * FULL}",
-)
+RECIPE = tiny_recipe("train.batch_size=2")
 
 
 @pytest.fixture
@@ -45,24 +34,6 @@ def compiles_by(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[GPT, Com
         return state.model, Objective(recipe, state).compute
 
     return build
-
-
-def graphs_of(build: Callable[..., tuple[GPT, Compute]], recipe: Recipe, shapes: list) -> int:
-    """Graphs that training on micro-batches of these (sequences, seq_len) compiles; losses are
-    checked against eager."""
-    torch._dynamo.reset()
-    _, eager = build(None, recipe)
-    _, compute = build("aot_eager", recipe)
-    before = compiled_graphs()
-    for i, shape in enumerate(shapes):
-        tokens = torch.randint(60, shape, generator=torch.Generator().manual_seed(i))
-        targets = tokens.roll(1, 1)
-        loss = compute(tokens, targets, None, None)["loss"]
-        loss.backward()
-        if i % 20 == 0:
-            expected = eager(tokens, targets, None, None)["loss"]
-            torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
-    return compiled_graphs() - before
 
 
 def broken_backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
@@ -92,16 +63,13 @@ def test_a_compiler_that_fails_is_named_with_a_fix(by_blocks, compiles_by):
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("backend", [broken_backend, broken_backward])
 @pytest.mark.parametrize("by_blocks", [False, True], ids=["whole", "by blocks"])
-def test_auto_trains_uncompiled_if_the_compiler_fails(
-    by_blocks, backend, compiles_by, monkeypatch, capsys
-):
+def test_auto_trains_uncompiled_if_the_compiler_fails(by_blocks, compiles_by, monkeypatch, capsys):
     monkeypatch.setattr(compiling, "_FAULTS", [])
     cuda = torch.device("cuda")
     assert RECIPE.train.compile == "auto" and compiles(RECIPE, cuda)
     want = gradient_by(*compiles_by(None, RECIPE))
-    assert torch.equal(gradient_by(*compiles_by(backend, RECIPE, by_blocks)), want)
+    assert torch.equal(gradient_by(*compiles_by(broken_backward, RECIPE, by_blocks)), want)
     said = capsys.readouterr().err
     assert said.count("warning: torch.compile failed") == 1, "once, not once a block"
     assert "1.3 to 1.9 times as long" in said and "Failed to find C compiler" in said
@@ -112,7 +80,7 @@ def test_auto_trains_uncompiled_if_the_compiler_fails(
 def gradient_by(model: GPT, compute: Compute) -> Tensor:
     """All gradients of a model in a row, with the loss at the end."""
     torch._dynamo.reset()
-    tokens = torch.arange(2 * FULL).view(2, FULL) % 60
+    tokens = torch.arange(32).view(2, 16) % 60
     loss = compute(tokens, tokens, None, None)["loss"]
     loss.backward()
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
@@ -148,15 +116,3 @@ def test_deterministic_recipes_have_the_compiler_time_no_kernels(compiles_by):
         choose_determinism(deterministic)
         gradient_by(*compiles_by("eager", RECIPE, by_blocks=True))
         assert inductor_config.deterministic is deterministic
-
-
-@pytest.mark.slow
-def test_warmup_over_128_lengths_needs_two_graphs_at_most(compiles_by):
-    """F27."""
-    recipe = changed(RECIPE, "seq_len_warmup={start = 8, steps = 130}")
-    shapes = [(plan.batch_size, plan.seq_len) for plan, _ in plan_run(recipe)][:140]
-    assert len({length for _, length in shapes}) == 128
-    assert graphs_of(compiles_by, recipe, [(2, FULL), *shapes[::4]]) == 2, (
-        "one graph for the full shape, one for all the others"
-    )
-    assert GRAPH_LIMIT >= 2

@@ -68,15 +68,9 @@ def test_every_stage_has_its_model_and_its_learning_rate(tmp_path):
         (["stages.0.switch=false"], "stage 0 has no switch"),
         (['stages.2.switch={rule="steps", value=50}'], "is the last"),
         (["stages.0.model.n_layer=5"], r"end at n_layer = 10, but \[model\] has 4"),
-        (["stages.0.model.n_layer=1"], r"end at n_layer = 2, but \[model\] has 4"),
-        (["stages.1.model.n_layer=3"], "stage 1: model.n_layer = 3, but its operators make 4"),
-        (["stages.0.switch.value=-5"], "must be positive"),
         (["stages.0.switch.value=0"], "must be positive"),
         (['stages.0.switch={rule="slope", value=0.05}'], "is negative"),
         (['stages.0.switch={rule="steps", value=60}'], "must not be less than an earlier stage"),
-        (["stages.1.lr=0"], "greater than 0"),
-        (["stages.1.schedule_ratio=1.5"], "at most 1"),
-        (["stages.1.factor=2"], "unknown key"),
     ],
 )
 def test_stages_that_cannot_work_are_refused(tmp_path, overrides, message):
@@ -104,14 +98,7 @@ def test_the_plan_grows_jumps_the_schedule_and_warms_up_again(tmp_path):
     def scheduled(schedule_tokens: int) -> float:
         return 1e-3 * (1 - (schedule_tokens - 4 * tokens) / (6400 - 4 * tokens))
 
-    for step, start, rewarmup in (
-        (21, 20, 5),
-        (25, 20, 5),
-        (30, 20, 5),
-        (41, 40, 10),
-        (49, 40, 10),
-        (60, 40, 10),
-    ):
+    for step, start, rewarmup in ((21, 20, 5), (25, 20, 5), (30, 20, 5), (49, 40, 10)):
         plan, after = by_step[step]
         factor = min(1.0, (step - start) / rewarmup)
         assert plan.lr == pytest.approx(factor * scheduled(after.schedule_tokens)), step
