@@ -184,6 +184,7 @@ def test_a_fault_of_one_rank_ends_all(lab, fault, code, message, strategy):
     assert run.wait(120) == code, run.errors
     assert run.errors.count(message) == 1, run.errors
     assert ("Traceback" in run.errors) == (code == 1)
+    assert code == 1 or "no answer" not in run.errors, "rank 1 has said why"
     assert saved(lab) == (6 if code == 4 else 5)
 
 
