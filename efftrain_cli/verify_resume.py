@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from efftrain_cli.foundation.console import listed
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
 from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.foundation.signals import describe_end
@@ -66,15 +67,14 @@ def verify_resume(
                     )
             _pretrain(device, 2 * half, devices, "--resume", "cut")
         rows, tensors = compare_runs(folder / "whole", folder / "cut", 2 * half)
-        in_flight = checkpoint_path(folder / "whole", 2 * half) / "method.safetensors"
-        what = "weights and the optimizer's state"
-        if in_flight.exists():
-            what = "weights, the optimizer's state and what is in flight"
-    on = f" on {devices} devices" if devices > 1 else ""
+    seq_len = cut.model.seq_len
+    sequences = cut.train.micro_batch_tokens // seq_len
+    moved = listed(list(shorten_schedules(cut, half, cut.train.batch_size))) or "no schedule"
     return [
-        f"recipe cut to {describe_cut(cut, half)}",
-        f"stopped after step {half}, continued in a new process to step {2 * half}{on}",
-        f"identical: {tensors} tensors ({what}) and {rows} rows, bit for bit",
+        f"recipe cut to {cut.train.batch_size // sequences} micro-batches a step of {sequences} x"
+        f" {seq_len} tokens, {2 * half} steps; {moved} moved into them",
+        f"stopped after step {half}, continued in a new process to step {2 * half}",
+        f"identical: {tensors} tensors and {rows} rows, bit for bit",
     ]
 
 
@@ -102,19 +102,6 @@ def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
     )
 
 
-def describe_cut(cut: Recipe, half: int) -> str:
-    """Describe what was cut."""
-    seq_len = cut.model.seq_len
-    sequences = cut.train.micro_batch_tokens // seq_len
-    micro_batches = cut.train.batch_size // sequences
-    count = "two" if micro_batches == 2 else str(micro_batches)
-    moved = " and ".join(shorten_schedules(cut, half, cut.train.batch_size))
-    return (
-        f"{count} micro-batches a step, of {sequences} x {seq_len} tokens each, and {2 * half}"
-        " steps" + f"; {moved} moved into them" * bool(moved)
-    )
-
-
 def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
     """Compare rows, and the tensors after `step`, of two runs; return how many rows and tensors
     there are.
@@ -122,16 +109,14 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
     Raises:
         CheckpointError: they differ.
     """
-    have = _rows(cut)
-    want = _rows(whole)
+    have = _values(cut)
+    want = _values(whole)
     first = []
-    for number in sorted(have.keys() | want.keys()):
-        a = want.get(number, {})
-        b = have.get(number, {})
-        if a != b:
-            column = next(key for key in (*a, *b) if a.get(key) != b.get(key))
-            values = f"{a.get(column)!r} undisturbed and {b.get(column)!r} continued"
-            first.append(f"step {number}: {column} is {values}")
+    for place in sorted(have.keys() | want.keys()):
+        if want.get(place) != have.get(place):
+            step_of_row, column = place
+            values = f"{want.get(place)!r} undisturbed and {have.get(place)!r} continued"
+            first.append(f"step {step_of_row}: {column} is {values}")
             break
 
     tensors = _tensors(checkpoint_path(cut, step))
@@ -140,7 +125,7 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
     except AssertionError as error:
         first.append(f"tensors after step {step}: {' '.join(str(error).split())}")
     if not first:
-        return len(have), len(tensors)
+        return len(latest_rows(cut)), len(tensors)
     raise CheckpointError(
         "the continued run differs from the uninterrupted one."
         f" First differences: {'; '.join(first)}. On CUDA, `--set train.deterministic=true` asks"
@@ -163,12 +148,14 @@ def _pretrain(device: str, steps: int, devices: int, *which: str) -> None:
         raise error
 
 
-def _rows(run: Path) -> dict[int, dict[str, object]]:
-    """Return the rows that count, by step, without what may differ."""
-    rows = {}
+def _values(run: Path) -> dict[tuple[int, str], object]:
+    """Return the values of the rows that count, by step and column, without what may differ."""
+    values = {}
     for row in latest_rows(run):
-        rows[row["step"]] = {key: row[key] for key in row if not key.endswith(_FREE)}
-    return rows
+        for column, value in row.items():
+            if not column.endswith(_FREE):
+                values[row["step"], column] = value
+    return values
 
 
 def _tensors(checkpoint: Path) -> dict[str, torch.Tensor]:

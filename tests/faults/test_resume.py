@@ -159,11 +159,8 @@ def test_verify_resume_names_the_first_difference(lab):
 def test_verify_resume(lab):
     recipe = lab.recipe(extra="[seq_len_warmup]\nstart = 8\nsteps = 10\n")
     process = lab.call("verify-resume", recipe, "--steps", "2", timeout=200)
-    assert (
-        "identical: 112 tensors (weights and the optimizer's state) and 5 rows, bit for bit"
-        in process.output
-    )
-    assert "two micro-batches a step" in process.output
+    assert "identical: 112 tensors and 5 rows, bit for bit" in process.output
+    assert "2 micro-batches a step" in process.output
     assert not list((lab.folder / "runs").iterdir())
 
 
