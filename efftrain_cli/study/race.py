@@ -14,6 +14,7 @@ from typing import Any
 
 from efftrain_cli import __version__
 from efftrain_cli.compare.judge import Claim
+from efftrain_cli.data.sources import find_sources
 from efftrain_cli.foundation.environment import planned_device
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import make_folder
@@ -95,7 +96,13 @@ def race_plan(
         prefix = f"race-{arm.name[:32]}-{digest_of(identity)[:6]}"
         named.append(replace(arm, prefix=prefix))
     title = f"race-{'-'.join(labels)[:40].rstrip('-')}-{digest_of(values)[:6]}"
-    return Plan(title, study, tuple(named), values, is_race=True)
+    return Plan(
+        title,
+        study,
+        tuple(named),
+        values,
+        is_race=True,
+    )
 
 
 def file_of(study: Study) -> str:
@@ -113,27 +120,24 @@ def without_blanks(value: Any) -> Any:
     return value
 
 
-def identity_of(recipe: str, settings: Settings, device: str) -> dict[str, Any]:
-    """Return all that decides what a run of a recipe computes, but for its seed."""
+def identity_of(
+    recipe: str,
+    settings: Settings,
+    device: str,
+) -> dict[str, Any]:
+    """Return all that decides what a run of a recipe computes, but for its seed.
+
+    Raises:
+        DataError: its text is not there.
+    """
     loaded = load_recipe(recipe, settings)
-    texts = {}
-    for path in text_files(loaded.data.train) + text_files(loaded.data.valid):
-        status = path.stat()
-        texts[str(path)] = [status.st_size, status.st_mtime_ns]
     machine = {
-        "text files": texts,
+        "text": digest_of(find_sources(loaded.data).sources),
         "device": planned_device(device).partition(":")[0],
         "efftrain": __version__,
         "torch": version("torch"),
     }
     return {"recipe": computed_values(flat_values(loaded)), "machine": machine}
-
-
-def text_files(source: object) -> list[Path]:
-    """Return the files that a source of text names."""
-    names = source if isinstance(source, list | tuple) else [source]
-    paths = [Path(name) for name in names if isinstance(name, str)]
-    return [path for path in paths if path.is_file()]
 
 
 def count_race(plan: Plan) -> int:
