@@ -135,6 +135,5 @@ def race(
 
 def _conduct(plan: Plan, device: str, jobs: int) -> Comparison:
     from efftrain_cli.study.conduct import conduct, runner_of
-    from efftrain_cli.study.text import tell_look
 
-    return conduct(plan, runner_of(plan, device, jobs=jobs), tell_look)
+    return conduct(plan, runner_of(plan, device, jobs=jobs))

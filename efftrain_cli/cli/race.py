@@ -102,7 +102,7 @@ def race(
     from efftrain_cli.foundation.console import print_folded
     from efftrain_cli.study.conduct import conduct, runner_of
     from efftrain_cli.study.race import race_plan
-    from efftrain_cli.study.text import plan_lines, tell_look
+    from efftrain_cli.study.text import plan_lines
     from efftrain_cli.trials.command import METRIC
     from efftrain_cli.trials.trial import parse_seeds
 
@@ -130,7 +130,7 @@ def race(
         return
     begin(planned, yes)
     runner = runner_of(planned, device, devices, jobs, failed_exit=failed_exit)
-    comparison = conduct(planned, runner, tell_look, maximize=maximize)
+    comparison = conduct(planned, runner, maximize=maximize)
     show(comparison, format_, output, details=details, plot=plot)
     end_with_verdict(comparison, fail_if)
 

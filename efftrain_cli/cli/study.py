@@ -68,12 +68,7 @@ def study(
     from efftrain_cli.foundation.console import print_folded
     from efftrain_cli.study.conduct import conduct, runner_of
     from efftrain_cli.study.plans import read_study
-    from efftrain_cli.study.text import (
-        check_judgeable,
-        plan_lines,
-        status_lines,
-        tell_look,
-    )
+    from efftrain_cli.study.text import check_judgeable, plan_lines, status_lines
     from efftrain_cli.trials.checking import check_steps
 
     planned = read_study(file)
@@ -88,7 +83,7 @@ def study(
         print_folded("\n".join(check_steps(planned.trials(1), device, devices)))
         return
     runner = runner_of(planned, device, devices, jobs, array=array)
-    comparison = conduct(planned, runner, tell_look)
+    comparison = conduct(planned, runner)
     before = [planned.study.question] if planned.study.question else []
     show(comparison, format_, output, details=details, plot=plot, before=before)
     end_with_verdict(comparison, fail_if)

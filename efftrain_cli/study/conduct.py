@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from efftrain_cli.compare.comparison import Comparison, compare
 from efftrain_cli.compare.inference import shares
 from efftrain_cli.compare.judge import Result
-from efftrain_cli.foundation.console import counted, listed
+from efftrain_cli.compare.show import estimate_text
+from efftrain_cli.foundation.console import counted, listed, say
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.run.directory import checkpoints_of, runs_root
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.manifest import keep_weights
 from efftrain_cli.run.reading import Run
-from efftrain_cli.study.plans import Plan
+from efftrain_cli.study.plans import UNEQUAL, Plan
 from efftrain_cli.study.race import count_race, file_of
 from efftrain_cli.study.registration import read_looks, register, write_look
 from efftrain_cli.study.tuning import TUNED, tune, tuning_trials
@@ -31,15 +32,11 @@ from efftrain_cli.trials.trial import Runner, Trial
 
 HOPELESS_FROM = 5
 """Fewest pairs at which a claim may be given up."""
-UNEQUAL = "tuned over another number of settings than the baseline: no p"
-Tell = Callable[[Sequence[Result], int], None]
-"""Called with the claims of each new look, and its number of pairs."""
 
 
 def conduct(
     plan: Plan,
     runner: Runner,
-    tell: Tell,
     *,
     maximize: bool = False,
 ) -> Comparison:
@@ -91,7 +88,7 @@ def conduct(
                 is_last = pairs == plan.looks[-1]
                 rows = [close(row, plan, is_last) for row in comparison.verdicts]
                 write_look(path, rows)
-                tell(rows, pairs)
+                tell_look(rows, pairs)
             open_arms = {row.arm for row in rows if not row.closed}
             arms = tuple(arm for arm in arms if arm.name in {baseline, *open_arms})
             if not open_arms:
@@ -144,7 +141,11 @@ def drop_states(trials: Iterable[Trial]) -> None:
                 keep_weights(checkpoint)
 
 
-def train_trunks_first(runner: Runner, trials: Sequence[Trial], title: str) -> list[Run]:
+def train_trunks_first(
+    runner: Runner,
+    trials: Sequence[Trial],
+    title: str,
+) -> list[Run]:
     """Train trials, those that others branch off first; a failed trunk has no branches."""
     runs = runner.train([trial for trial in trials if trial.trunk is None], title)
     ended = {run.name for run in runs if run.status == "finished"}
@@ -154,7 +155,11 @@ def train_trunks_first(runner: Runner, trials: Sequence[Trial], title: str) -> l
     return runs
 
 
-def close(row: Result, plan: Plan, is_last: bool) -> Result:
+def close(
+    row: Result,
+    plan: Plan,
+    is_last: bool,
+) -> Result:
     """Return a claim as a look leaves it: closed if it is decided, or given up as hopeless."""
     if row.closed:
         return row
@@ -189,7 +194,23 @@ def unjudged(row: Result, why: str) -> Result:
     )
 
 
-def early_runs(plan: Plan, runs: Iterable[Run], registered: str) -> list[str]:
+def tell_look(rows: Sequence[Result], pairs: int) -> None:
+    """Print a line per arm about what a look says."""
+    has_several = len({row.measure for row in rows}) > 1
+    for row in rows:
+        estimate = estimate_text(row, with_unit=True) or row.why
+        verdict = row.verdict or "not judged"
+        if row.given_up:
+            verdict = f"given up, p > {math.floor(10 * row.p) / 10:g}"
+        name = f"{row.arm}, {row.title}," if has_several else row.arm
+        say(f"{counted(pairs, 'pair')}: {name} {estimate}: {verdict}")
+
+
+def early_runs(
+    plan: Plan,
+    runs: Iterable[Run],
+    registered: str,
+) -> list[str]:
     """Return a caveat about runs that are older than the registration."""
     early = [run.name for run in runs if run.started < registered]
     if not early:

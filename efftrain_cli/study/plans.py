@@ -21,6 +21,8 @@ from efftrain_cli.study.sizes import Size, check_sizes, settings_of_size, size_o
 from efftrain_cli.trials.command import check_command, check_metric
 from efftrain_cli.trials.trial import Trial, Trunk, parse_seeds, run_name, setting_word
 
+UNEQUAL = "tuned over another number of settings than the baseline: no p"
+"""Why an arm is not judged."""
 Settings = tuple[str, ...]
 """Overrides of a recipe, `key=value`."""
 
@@ -68,9 +70,19 @@ class PlannedArm:
         overrides = (*self.settings, *point, *more)
         words = [self.prefix, *map(setting_word, point), word, f"seed{seed}"]
         name = run_name([*filter(None, words)], overrides)
-        return Trial(self.recipe, overrides, seed, name, arm=self.name)
+        return Trial(
+            self.recipe,
+            overrides,
+            seed,
+            name,
+            arm=self.name,
+        )
 
-    def trials(self, seed: int, point: Settings = ()) -> Iterator[Trial]:
+    def trials(
+        self,
+        seed: int,
+        point: Settings = (),
+    ) -> Iterator[Trial]:
         """Yield the runs of a seed: one, or at a size its trunk and the branches of it."""
         if self.size is None:
             yield self.trial(seed, point)
@@ -78,10 +90,20 @@ class PlannedArm:
         *shorter, longest = self.size.budgets
         kept = [each.step for each in self.size.points]
         more = (f"train.tokens={longest}", f"checkpoint.at={kept}")
-        trunk = self.trial(seed, point, more, "trunk")
+        trunk = self.trial(
+            seed,
+            point,
+            more,
+            "trunk",
+        )
         yield trunk
         for budget, start in zip(shorter, self.size.points, strict=True):
-            branch = self.trial(seed, point, (f"train.tokens={budget}",), f"at{start.step}")
+            branch = self.trial(
+                seed,
+                point,
+                (f"train.tokens={budget}",),
+                f"at{start.step}",
+            )
             yield replace(branch, trunk=Trunk(trunk.name, *start))
 
 
@@ -164,7 +186,11 @@ def read_study(path: Path) -> Plan:
     return plan_of(validated(read_toml_file(path), Study, "study"), path.stem, path)
 
 
-def plan_of(study: Study, name: str, path: Path | None = None) -> Plan:
+def plan_of(
+    study: Study,
+    name: str,
+    path: Path | None = None,
+) -> Plan:
     """Return the plan of a study of this name.
 
     Args:
@@ -199,13 +225,23 @@ def plan_of(study: Study, name: str, path: Path | None = None) -> Plan:
         )
         if study.sizes:
             first = arms[0].recipe if arms else recipe
-            arms += arms_at_sizes(study, arm.set, planned, first)
+            arms += arms_at_sizes(
+                study,
+                arm.set,
+                planned,
+                first,
+            )
         else:
             arms.append(planned)
     for each in arms:
         if each.size is not None:
             values[f"size of {each.label}"] = [*each.settings, *each.size.budgets]
-    plan = Plan(name, study, tuple(arms), values)
+    plan = Plan(
+        name,
+        study,
+        tuple(arms),
+        values,
+    )
     check_sizes([arm.size for arm in plan.of(study.baseline) if arm.size is not None])
     return plan
 
@@ -236,7 +272,12 @@ def arms_at_sizes(
         UsageError: its budgets cannot branch off one run.
     """
     for size in study.each_size:
-        of_size = settings_of_size(size, baseline, study.set, study.tokens_per_parameter)
+        of_size = settings_of_size(
+            size,
+            baseline,
+            study.set,
+            study.tokens_per_parameter,
+        )
         settings = (*study.set, *of_size, *own)
         is_tuned = not study.tuned_sizes or size.name in study.tuned_sizes
         yield replace(
@@ -245,5 +286,11 @@ def arms_at_sizes(
             seeds=parse_seeds(size.seeds) if size.seeds else arm.seeds,
             settings=settings,
             grid=arm.grid if is_tuned else {},
-            size=size_of(size, arm.recipe, settings, study.tokens_per_parameter, study.branches),
+            size=size_of(
+                size,
+                arm.recipe,
+                settings,
+                study.tokens_per_parameter,
+                study.branches,
+            ),
         )

@@ -107,7 +107,12 @@ def settings_of_size(
     vocabulary = likely_vocabulary(loaded.data.tokenizer)
     if size.tokens is not None:
         tokens_per_parameter = size.tokens / size.parameters
-    written = written_sizes(loaded, vocabulary, size.parameters, tokens_per_parameter)
+    written = written_sizes(
+        loaded,
+        vocabulary,
+        size.parameters,
+        tokens_per_parameter,
+    )
     lines = tuple(f"{line.key}={toml_value(line.value)}" for line in written)
     return (*lines, *size.set)
 
@@ -142,7 +147,12 @@ def size_of(
                 " beyond the next shorter budget\n  raise the tokens, or leave a branch out"
             )
         points.append(point)
-    return Size(size.name, parameters, budgets, tuple(points[:-1]))
+    return Size(
+        size.name,
+        parameters,
+        budgets,
+        tuple(points[:-1]),
+    )
 
 
 def point_of(recipe: Recipe) -> Point:
@@ -193,11 +203,20 @@ def flops_of(trials: Sequence[Trial]) -> float:
         vocabulary = likely_vocabulary(recipe.data.tokenizer)
         flops += summarize_plan(recipe, None, vocabulary).flops
         if trial.trunk is not None:
-            flops -= summarize_plan(recipe, None, vocabulary, trial.trunk.step).flops
+            flops -= summarize_plan(
+                recipe,
+                None,
+                vocabulary,
+                trial.trunk.step,
+            ).flops
     return flops
 
 
-def ladder_lines(sizes: Sequence[Size], trials: Sequence[Trial], pairs: int) -> Iterator[str]:
+def ladder_lines(
+    sizes: Sequence[Size],
+    trials: Sequence[Trial],
+    pairs: int,
+) -> Iterator[str]:
     """Yield what a plan says of its sizes.
 
     Args:
@@ -218,7 +237,12 @@ def ladder_lines(sizes: Sequence[Size], trials: Sequence[Trial], pairs: int) -> 
     for noise in NOISES:
         # Three runs of a trunk are less than three runs apart, but no more than one.
         se = noise * math.sqrt(2 / pairs) / spread
-        slope = Estimate(0.0, len(sizes), se, len(sizes) - 2).detectable(LEVEL / 2)
+        slope = Estimate(
+            0.0,
+            len(sizes),
+            se,
+            len(sizes) - 2,
+        ).detectable(LEVEL / 2)
         seen.append(f"{100 * math.expm1(slope):.2g} %")
     yield (
         f"slope   in {100 * POWER:.0f} % of cases {', '.join(seen)} of M per doubling of the size,"

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from efftrain_cli.compare.inference import POWER, TWO_SIDED, Estimate, shares
-from efftrain_cli.compare.judge import Claim, Result
-from efftrain_cli.compare.show import estimate_text
-from efftrain_cli.foundation.console import counted, listed, say
+from efftrain_cli.compare.judge import Claim
+from efftrain_cli.foundation.console import counted, listed
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import read_record
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.reading import Run
 from efftrain_cli.run.status import ENDED
-from efftrain_cli.study.conduct import UNEQUAL
-from efftrain_cli.study.plans import Plan
+from efftrain_cli.study.plans import UNEQUAL, Plan
 from efftrain_cli.study.registration import Registration, changed_keys
 from efftrain_cli.study.sizes import ladder_lines
 from efftrain_cli.study.tuning import Tuned, tune, tuning_trials
@@ -26,18 +23,6 @@ from efftrain_cli.trials.trial import Trial, state_of
 
 SIZES = (0.8, 1.2, 2.0)
 """Differences whose pairs a plan tells, in standard deviations of a pair's difference."""
-
-
-def tell_look(rows: Sequence[Result], pairs: int) -> None:
-    """Print a line per arm about what a look says."""
-    has_several = len({row.measure for row in rows}) > 1
-    for row in rows:
-        estimate = estimate_text(row, with_unit=True) or row.why
-        verdict = row.verdict or "not judged"
-        if row.given_up:
-            verdict = f"given up, p > {math.floor(10 * row.p) / 10:g}"
-        name = f"{row.arm}, {row.title}," if has_several else row.arm
-        say(f"{counted(pairs, 'pair')}: {name} {estimate}: {verdict}")
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -102,7 +87,12 @@ def visible(plan: Plan) -> float:
 
 def detectable(pairs: int, level: float) -> float:
     """Return the difference that a one-sided test shows with POWER, in standard deviations."""
-    return Estimate(0.0, pairs, se=pairs**-0.5, df=pairs - 1).detectable(level)
+    return Estimate(
+        0.0,
+        pairs,
+        se=pairs**-0.5,
+        df=pairs - 1,
+    ).detectable(level)
 
 
 def check_judgeable(plan: Plan) -> None:
@@ -151,9 +141,13 @@ def status_lines(plan: Plan) -> list[str]:
 class Reader:
     """Reads runs that have ended, and trains none."""
 
-    def train(self, trials: Sequence[Trial], title: str = "") -> list[Run]:
+    def train(
+        self,
+        trials: Sequence[Trial],
+        title: str = "",
+    ) -> list[Run]:
         """Return the run of each trial."""
-        return [read_trial(trial, state_of(trial)) for trial in trials]
+        return list(map(read_trial, trials))
 
 
 def progress_text(trials: Sequence[Trial]) -> str:

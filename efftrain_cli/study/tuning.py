@@ -46,7 +46,12 @@ def tuning_trials(plan: Plan) -> dict[Trial, Settings]:
         texts = {key: [*map(toml_value, values)] for key, values in arm.grid.items()}
         more = (f"train.tokens={arm.size.middle}",) if arm.size is not None else ()
         for point in points_of(texts):
-            trial = arm.trial(seed, point, more, "tune")
+            trial = arm.trial(
+                seed,
+                point,
+                more,
+                "tune",
+            )
             points[replace(trial, arm=arm.label)] = point
     return points
 

@@ -88,7 +88,7 @@ class ArrayWriter:
                 f"{title}: {counted(len(pending), 'run')} left, all of them under way\n"
                 "  give this command again when they have ended"
             )
-        return [read_trial(trial, states[trial.name]) for trial in trials]
+        return list(map(read_trial, trials))
 
     def _write(self, trials: Sequence[Trial]) -> Path:
         lines = [f"{trial.name}\t{shlex.join(begin_arguments(trial))}\n" for trial in trials]

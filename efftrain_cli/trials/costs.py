@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from efftrain_cli.foundation.console import counted, human, human_seconds
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.plan.cost import disk_bytes
 from efftrain_cli.plan.rates import seconds_left
-from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.status import ENDED
-from efftrain_cli.trials.trial import Trial, state_of
+from efftrain_cli.trials.trial import Trial, recipe_of, state_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ def costs_of(trials: Sequence[Trial], weights_only: bool = False) -> Costs:
     for trial in trials:
         if state_of(trial) in ENDED:
             continue
-        recipe = _recipe(trial.recipe, trial.settings)
+        recipe = recipe_of(trial)
         row = last_row(runs_root() / trial.name)
         left = recipe.train.tokens - int(row.get("tokens") or trial.begun)
         runs += 1
@@ -64,10 +62,6 @@ def costs_of(trials: Sequence[Trial], weights_only: bool = False) -> Costs:
     known = [time for time in times if time is not None]
     seconds = sum(known) if len(known) == len(times) else None
     return Costs(runs, tokens, seconds, disk)
-
-
-# Trials of a recipe and setting differ in their seed alone.
-_recipe = cache(load_recipe)
 
 
 def disk_lines(costs: Costs) -> list[str]:

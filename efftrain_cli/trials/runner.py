@@ -193,15 +193,16 @@ class TrialRunner:
         if left:
             heading = f"{title}: {len(left)} of {counted(len(trials), 'run')} to train"
             with steady_output(), stop_on_signals():
-                self._train_left(left, states, heading)
-        return [read_trial(trial, states[trial.name]) for trial in trials]
+                self._train_left(left, len(trials), heading)
+        return list(map(read_trial, trials))
 
     def _train_left(
         self,
         left: list[Trial],
-        states: dict[str, str],
+        runs: int,
         heading: str,
     ) -> None:
+        """Train what is left of so many runs."""
         console = Console(
             stderr=True, quiet=silent(), markup=False, highlight=False, soft_wrap=True
         )
@@ -212,7 +213,7 @@ class TrialRunner:
         active: dict[int, _Slot] = {}
         with show_progress(console, heading, STATUS_EVERY) as report, _saved(active):
             while left or active:
-                self._fill(left, active, states)
+                self._fill(left, active)
                 if left and not active:
                     names = listed([trial.name for trial in left])
                     report(f"waiting for {names}: another process trains them", 0)
@@ -222,17 +223,17 @@ class TrialRunner:
                     if code is None:
                         continue
                     del active[place]
-                    name = slot.trial.name
-                    states[name] = self._end_of(slot, code)
-                    if states[name] not in ENDED:
+                    state = self._end_of(slot, code)
+                    if state not in ENDED:
                         left.append(slot.trial)
                         continue
-                    done += tokens[name]
-                    text = result_line(slot, states)
+                    done += tokens[slot.trial.name]
+                    ended = runs - len(left) - len(active)
+                    text = f"[{ended}/{runs}] {result_text(slot, state)}"
                     if 0 < done < total:
                         seconds = (total - done) / done * (time.monotonic() - began)
                         text += f"; about {human_seconds(seconds)} left"
-                    if silent() and states[name] == "diverged" and slot.trial.threshold is None:
+                    if silent() and state == "diverged" and slot.trial.threshold is None:
                         say(text)
                     console.print(text)
                 if stop_asked():
@@ -244,12 +245,7 @@ class TrialRunner:
                     if now:
                         report(f"tokens of {total:,}", now)
 
-    def _fill(
-        self,
-        left: list[Trial],
-        active: dict[int, _Slot],
-        states: dict[str, str],
-    ) -> None:
+    def _fill(self, left: list[Trial], active: dict[int, _Slot]) -> None:
         """Start runs in free places, but for those that another process trains."""
         for trial in list(left):
             free = [place for place in range(len(self.places)) if place not in active]
@@ -259,10 +255,8 @@ class TrialRunner:
             if state == "running":
                 continue
             left.remove(trial)
-            if state in ENDED:  # another process has trained it
-                states[trial.name] = state
-                continue
-            active[free[0]] = self._start(trial, state, *self.places[free[0]])
+            if state not in ENDED:  # by another process, since
+                active[free[0]] = self._start(trial, state, *self.places[free[0]])
 
     def _start(
         self,
@@ -331,10 +325,10 @@ def add_members(folder: Path, trials: Sequence[Trial]) -> None:
     write_whole(path, "".join(f"{name}\n" for name in dict.fromkeys(names)))
 
 
-def read_trial(trial: Trial, status: str) -> Run:
-    """Read the run of a trial that ended so, under the trial's label."""
+def read_trial(trial: Trial) -> Run:
+    """Read the run of a trial, under the trial's label."""
     run = load_run(run_path(trial.name))
-    return replace(run, arm=trial.arm or run.arm, status=status)
+    return replace(run, arm=trial.arm or run.arm, status=state_of(trial))
 
 
 def tokens_so_far(trial: Trial) -> int:
@@ -351,13 +345,10 @@ def tokens_left(trial: Trial) -> int:
     return max(0, tokens - tokens_so_far(trial))
 
 
-def result_line(slot: _Slot, states: dict[str, str]) -> str:
-    """Return a line about a run that has ended: its number, its loss, its seconds."""
+def result_text(slot: _Slot, state: str) -> str:
+    """Return what became of a run: its loss, its seconds."""
     name = slot.trial.name
-    result = states[name]
     loss = last_row(runs_root() / name).get("val_loss")
-    if result == "finished" and loss is not None:
-        result = f"val loss {loss:.4f}"
-    ended = sum(state in ENDED for state in states.values())
-    seconds = human_seconds(time.monotonic() - slot.started)
-    return f"[{ended}/{len(states)}] {name}: {result}, {seconds}"
+    if state == "finished" and loss is not None:
+        state = f"val loss {loss:.4f}"
+    return f"{name}: {state}, {human_seconds(time.monotonic() - slot.started)}"

@@ -10,8 +10,8 @@ import pytest
 from efftrain_cli.compare.judge import Claim
 from efftrain_cli.foundation.errors import RunLockedError, StoppedError, UsageError
 from efftrain_cli.run.lock import take_lock
-from efftrain_cli.study.conduct import UNEQUAL, conduct
-from efftrain_cli.study.plans import read_study
+from efftrain_cli.study.conduct import conduct
+from efftrain_cli.study.plans import UNEQUAL, read_study
 from efftrain_cli.study.race import race_plan
 from efftrain_cli.study.registration import read_looks
 from tests.conftest import cli
@@ -33,16 +33,12 @@ def normal(trial, shift=0.0, sd=0.1):
     return 4.0 + shift + sd / 2**0.5 * random.Random(f"{trial.arm} {trial.seed}").gauss(0, 1)
 
 
-def quiet(rows, pairs):
-    """Says nothing."""
-
-
 def seeds(names):
     """Arm and seed of runs by their names."""
     return [re.sub(r"race-(\w+)-\w+-seed", r"\1", name) for name in names]
 
 
-def test_looks_come_after_3_5_and_8_pairs_until_the_answer_is_in(folder):
+def test_looks_come_after_3_5_and_8_pairs_until_the_answer_is_in(folder, capsys):
     """b is far better: closed at 3. c is undecided there and goes on alone."""
 
     def loss(trial):
@@ -50,13 +46,13 @@ def test_looks_come_after_3_5_and_8_pairs_until_the_answer_is_in(folder):
         return 4.0 + lead + 0.03 * ((trial.seed * 7 + len(trial.arm) * 3 + ord(trial.arm)) % 5)
 
     runner = Fake(loss)
-    told = []
     plan = race_plan(["a.toml", "b.toml", "c.toml"], DIFFERENT, [3, 5, 8])
-    conducted = conduct(plan, runner, lambda rows, pairs: told.append((pairs, len(rows))))
+    conducted = conduct(plan, runner)
     first, second, *_ = runner.asked
     assert seeds(first) == [f"{arm}{seed}" for seed in (100, 101, 102) for arm in "abc"]
     assert {name[0] for name in seeds(second)} == {"a", "c"} and len(second) == 10
-    assert told[:2] == [(3, 2), (5, 2)]
+    told = [line.partition(" -")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told[:4] == ["3 pairs: b", "3 pairs: c", "5 pairs: b", "5 pairs: c"]
     b, c = conducted.verdicts
     assert (b.verdict, b.n, b.remark) == (
         "better",
@@ -68,34 +64,34 @@ def test_looks_come_after_3_5_and_8_pairs_until_the_answer_is_in(folder):
 
 def test_a_race_gives_up_from_five_pairs_on(folder):
     runner = Fake(lambda trial: 4.0 + 0.1 * ((trial.seed + (trial.arm == "b")) % 2))
-    conducted = conduct(race_plan(["a.toml", "b.toml"], DIFFERENT, [3, 5, 8]), runner, quiet)
+    conducted = conduct(race_plan(["a.toml", "b.toml"], DIFFERENT, [3, 5, 8]), runner)
     (row,) = conducted.verdicts
     assert len(runner.asked) == 2 and row.given_up and row.n == 5 and row.p > 0.5
 
 
-def test_a_look_is_written_once(folder):
+def test_a_look_is_written_once(folder, capsys):
     """A stopped race goes on after its look; given again with other losses, it takes none."""
     plan = race_plan(["a.toml", "b.toml"], DIFFERENT, [3, 5, 8])
     with pytest.raises(StoppedError):
-        conduct(plan, Fake(normal, stop_after=1), quiet)
+        conduct(plan, Fake(normal, stop_after=1))
     path = plan.folder / "plan.json"
     (first,) = read_looks(path)
-    conduct(plan, Fake(normal), quiet)
+    conduct(plan, Fake(normal))
     assert str(read_looks(path)[0]) == str(first)
     written = path.read_bytes()
-    told = []
+    capsys.readouterr()
     changed = Fake(lambda trial: normal(trial, shift=(trial.arm == "b") * 2.0))
-    again = conduct(plan, changed, lambda rows, pairs: told.append(rows))
-    assert told == [] and path.read_bytes() == written
+    again = conduct(plan, changed)
+    assert capsys.readouterr().err == "" and path.read_bytes() == written
     assert str(again.verdicts) == str(read_looks(path)[-1])
 
 
 def test_a_baseline_is_trained_once_for_all_its_races(folder):
     runner = Fake(normal)
-    conduct(race_plan(["a.toml", "b.toml"], DIFFERENT, [3]), runner, quiet)
-    conduct(race_plan(["a.toml", "c.toml"], DIFFERENT, [3]), runner, quiet)
+    conduct(race_plan(["a.toml", "b.toml"], DIFFERENT, [3]), runner)
+    conduct(race_plan(["a.toml", "c.toml"], DIFFERENT, [3]), runner)
     assert len(runner.trained) == 9
-    conduct(race_plan(["a.toml", "c.toml"], DIFFERENT, [3], ("optim.lr=4e-3",)), runner, quiet)
+    conduct(race_plan(["a.toml", "c.toml"], DIFFERENT, [3], ("optim.lr=4e-3",)), runner)
     assert len(runner.trained) == 15, "another baseline"
 
 
@@ -110,7 +106,7 @@ def test_race_k_against_a_baseline_multiplies_its_p_by_k(folder):
     ]
     races = []
     for names, claim, pairs in ways:
-        (row,) = conduct(race_plan(names, claim, pairs), Fake(normal), quiet).verdicts
+        (row,) = conduct(race_plan(names, claim, pairs), Fake(normal)).verdicts
         races.append(row.race)
         assert row.p_race == pytest.approx(min(row.race * row.p_corrected, 1.0))
     assert races == [1, 2, 1, 3, 1]
@@ -124,7 +120,7 @@ def test_two_at_once_on_one_folder(folder):
         plan.folder.mkdir(parents=True)
         runner = Fake(normal)
         with take_lock(plan.folder / "lock"), pytest.raises(RunLockedError) as error:
-            conduct(plan, runner, quiet)
+            conduct(plan, runner)
         assert error.value.exit_code == 7 and not runner.asked
 
 
@@ -136,7 +132,7 @@ def test_tuning_comes_first_on_seeds_of_its_own(folder):
     runner = Fake(loss)
     grid = {"optim.lr": (1e-3, 2e-3, 4e-3)}
     plan = race_plan(["a.toml", "b.toml"], DIFFERENT, [3], grid=grid)
-    conducted = conduct(plan, runner, quiet)
+    conducted = conduct(plan, runner)
     tuning, judged = runner.asked
     assert len(tuning) == 2 * 3 * 3 and all("tune-seed5" in name for name in tuning)
     assert all("lr0.002-seed10" in name for name in judged)
@@ -185,12 +181,12 @@ def test_a_changed_study_is_refused(folder):
     path = folder / "s.toml"
     path.write_text(STUDY)
     plan = read_study(path)
-    conduct(plan, Fake(normal), quiet)
+    conduct(plan, Fake(normal))
     path.write_text(STUDY.replace("2e-3", "3e-3"))
     with pytest.raises(UsageError, match=r"changed since .*: tuning.grid.optim.lr\n"):
-        conduct(read_study(path), Fake(normal), quiet)
+        conduct(read_study(path), Fake(normal))
     path.write_text(STUDY.replace("Is it?", "Is it really?"))
-    conduct(read_study(path), Fake(normal), quiet)
+    conduct(read_study(path), Fake(normal))
 
 
 def test_arms_tuned_over_unequal_numbers_of_settings_get_no_p(folder):
@@ -198,7 +194,7 @@ def test_arms_tuned_over_unequal_numbers_of_settings_get_no_p(folder):
     path.write_text(STUDY.replace('recipe = "b.toml"', 'recipe = "b.toml"\ngrid = {}'))
     plan = read_study(path)
     assert [arm.points for arm in plan.arms] == [2, 1]
-    (row,) = conduct(plan, Fake(normal), quiet).verdicts
+    (row,) = conduct(plan, Fake(normal)).verdicts
     assert row.verdict == "" and row.why == UNEQUAL and row.p != row.p
 
 
@@ -209,7 +205,7 @@ def test_a_best_value_at_an_edge_names_what_widens_the_grid(folder):
     def loss(trial):
         return normal(trial) - 100 * float(trial.settings[0].split("=")[1])
 
-    caveats = conduct(read_study(path), Fake(loss), quiet).caveats
+    caveats = conduct(read_study(path), Fake(loss)).caveats
     said = "a: best at the edge of its grid; add optim.lr=0.008"
     assert said in caveats
     assert "settings were chosen on 1 seed: intervals lack this noise" in caveats

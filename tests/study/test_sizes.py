@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.run.reading import Run
 from efftrain_cli.study.conduct import conduct
@@ -167,13 +166,9 @@ class Losses(Fake):
         return replace(run, name=trial.name)
 
 
-def conducted(plan: Plan, losses: Losses) -> Comparison:
-    return conduct(plan, losses, lambda *_: None)
-
-
 def test_the_ladder_is_judged_at_its_largest_size(folder):
     losses = Losses(1.5)
-    comparison = conducted(plan_of(folder), losses)
+    comparison = conduct(plan_of(folder), losses)
     trunks, branches = losses.asked
     assert len(trunks) == 8 and len(branches) == 16, "trunks come first"
     (row,) = comparison.verdicts
@@ -185,7 +180,7 @@ def test_the_ladder_is_judged_at_its_largest_size(folder):
 
 def test_the_branches_of_a_failed_trunk_are_left_out(folder):
     losses = Losses(1.5, failed="s-b-wide-trunk-seed5")
-    comparison = conducted(plan_of(folder), losses)
+    comparison = conduct(plan_of(folder), losses)
     of_seed = [name for name in losses.trained if "-b-wide-" in name and name.endswith("seed5")]
     assert of_seed == ["s-b-wide-trunk-seed5"]
     assert comparison.gains.seeds.tolist() == [2, 1]
@@ -194,7 +189,7 @@ def test_the_branches_of_a_failed_trunk_are_left_out(folder):
 def test_rates_are_tuned_per_size_and_arm_at_the_middle_budget(folder):
     losses = Losses(1.5)
     plan = plan_of(folder, STUDY + TUNED)
-    conducted(plan, losses)
+    conduct(plan, losses)
     assert losses.asked[0][:2] == ["s-a-narrow-lr0.001-tune-seed0", "s-a-narrow-lr0.002-tune-seed0"]
     assert "s-b-wide-lr0.001-at30-seed5" not in losses.trained
     assert "s-b-wide-lr0.002-at30-seed5" in losses.trained
@@ -206,7 +201,7 @@ def test_rates_are_carried_to_sizes_that_are_not_tuned(folder):
     """Arm b prefers .002; wide has 3.1 times the parameters of narrow, whose cube root is 1.45."""
     losses = Losses(1.5)
     plan = plan_of(folder, STUDY + TUNED + 'sizes = ["narrow"]\n')
-    comparison = conducted(plan, losses)
+    comparison = conduct(plan, losses)
     narrow, wide = (arm.size.parameters for arm in plan.of("a"))
     rate = f"{0.002 * (narrow / wide) ** (1 / 3):.3g}"
     assert f"s-b-wide-lr{rate}-trunk-seed5" in losses.trained
@@ -226,7 +221,7 @@ def test_only_learning_rates_are_carried_by_the_rule():
 def test_the_rule_that_carries_rates_is_checked_at_the_next_tuned_size(folder):
     third = '[[sizes]]\nname = "wider"\nset = ["model.n_embd=96"]\ntokens = 40_960\n\n[[arms]]'
     text = STUDY.replace("[[arms]]", third, 1) + TUNED + 'sizes = ["narrow", "wide"]\n'
-    caveats = conducted(plan_of(folder, text), Losses(1.5)).caveats
+    caveats = conduct(plan_of(folder, text), Losses(1.5)).caveats
     (note,) = [caveat for caveat in caveats if caveat.startswith("b wide: carried")]
     assert note.startswith("b wide: carried from narrow optim.lr=0.00138") and note.endswith(
         "best optim.lr=0.002"
