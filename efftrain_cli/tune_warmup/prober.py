@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from efftrain_cli.data.prepare import limits_of, prepare
+from efftrain_cli.data.windows import Windows, frequency_loss
 from efftrain_cli.foundation.console import counted, human
 from efftrain_cli.foundation.files import csv_text, make_folder
 from efftrain_cli.recipe.recipe import Recipe
@@ -29,8 +31,6 @@ COLUMNS = (
     "unstable_at",
     "loss",
 )
-UNIGRAM_TOKENS = 10_000_000
-"""Most tokens of each text that token frequencies are counted on."""
 
 
 @dataclass(kw_only=True)
@@ -131,22 +131,13 @@ class Prober:
 
     @cached_property
     def unigram_loss(self) -> float:
-        """Cross-entropy of the validation text by the training text's token frequencies, nats per
+        """Loss of the validation windows by the training text's token frequencies, nats per
         token."""
-        import numpy as np
-
-        from efftrain_cli.data.prepare import limits_of, prepare
-
         recipe = recipe_with(self.config, ())
         corpus = prepare(recipe.data, limits=limits_of(recipe))
-        counts = []
-        for side in (corpus.train, corpus.valid):
-            tokens = side.read([0], min(side.tokens, UNIGRAM_TOKENS))[0]
-            counts.append(np.bincount(tokens, minlength=corpus.vocab_size))
-        train, valid = counts
-        # One more of each token: the validation text may have some that training has not.
-        losses = -np.log((train + 1) / (train + 1).sum())
-        return float(valid @ losses / valid.sum())
+        validation = Windows(corpus.valid, recipe.model.seq_len, recipe.seed)
+        windows = validation.validation(recipe.eval.windows)
+        return frequency_loss(corpus.train, windows, corpus.vocab_size)
 
     def table(self) -> str:
         """Return the receipts as CSV."""

@@ -95,6 +95,15 @@ def test_a_baseline_is_trained_once_for_all_its_races(folder):
     assert len(runner.trained) == 15, "another baseline"
 
 
+def test_a_changed_text_is_another_baseline(folder):
+    """Of a pattern: a file more."""
+    pattern = ("data.train=te*.txt",)
+    plans = [race_plan(["a.toml", "b.toml"], DIFFERENT, [3], pattern)]
+    (folder / "text2.txt").write_text("more words")
+    plans.append(race_plan(["a.toml", "b.toml"], DIFFERENT, [3], pattern))
+    assert plans[0].arms[0].prefix != plans[1].arms[0].prefix
+
+
 def test_race_k_against_a_baseline_multiplies_its_p_by_k(folder):
     """Other pairs and margins count; the same race again does not."""
     ways = [

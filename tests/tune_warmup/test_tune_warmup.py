@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from math import log
 from pathlib import Path
 
 import pytest
 
 from efftrain_cli import pretrain
 from efftrain_cli.cli.tune_warmup import parse_budget
+from efftrain_cli.data.prepare import limits_of, prepare
+from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import DivergedError, UsageError
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.training.stages import train_stages
@@ -118,21 +122,15 @@ def test_a_stable_control_says_that_nothing_was_told_apart(config, capsys):
 
 
 def test_the_unigram_plateau_is_that_of_the_texts(overrides, tmp_path):
-    """Cross-entropy by hand: tokens counted in Python."""
-    from collections import Counter
-    from math import log
-
-    from efftrain_cli.data.prepare import limits_of, prepare
-
+    """Cross-entropy by hand: tokens counted in Python, each 64 times, and one more of each kind."""
     prober = Prober(folder=tmp_path, config=TuneConfig(recipe="small", settings=tuple(overrides)))
     recipe = load_recipe("small", overrides)
     corpus = prepare(recipe.data, limits=limits_of(recipe))
-    train, valid = (
-        Counter(side.read([0], side.tokens)[0].tolist()) for side in (corpus.train, corpus.valid)
-    )
-    total = sum(train.values()) + corpus.vocab_size
-    expected = -sum(count * log((train[token] + 1) / total) for token, count in valid.items())
-    assert prober.unigram_loss == pytest.approx(expected / sum(valid.values()))
+    counts = Counter(corpus.train.read([0], corpus.train.tokens)[0].tolist())
+    total = 64 * corpus.train.tokens + corpus.vocab_size
+    windows = Windows(corpus.valid, 32, 0).validation(recipe.eval.windows)
+    losses = [-log((64 * counts[token] + 1) / total) for token in windows[:, 1:].flatten().tolist()]
+    assert prober.unigram_loss == pytest.approx(sum(losses) / len(losses))
 
 
 def test_another_search_in_the_folder_is_refused(config):
