@@ -219,14 +219,11 @@ def test_memory_and_number_type_are_those_of_the_device(monkeypatch, version, dt
     monkeypatch.setattr(devices, "machine_memory", lambda: 7)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    def planned(device: str) -> tuple[str, int]:
-        found = device_here(device)
-        return found.name, found.memory
-
-    assert planned("auto") == ("the GPU", 81_559 * 2**20)
-    assert device_here("auto").dtype("auto") == dtype
-    assert device_here("auto").dtype("tf32") == dtype.replace("bf16", "tf32")
-    assert planned("cpu") == ("this machine", 7)
+    found = device_here("auto")
+    assert (found.name, found.memory) == ("the GPU", 81_559 * 2**20)
+    assert found.dtype("auto") == dtype
+    assert found.dtype("tf32") == dtype.replace("bf16", "tf32")
+    here = device_here("cpu")
+    assert (here.name, here.memory) == ("this machine", 7)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert planned("auto") == ("this machine", 7)
+    assert device_here("auto") == here
