@@ -6,16 +6,15 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from statistics import median
 
 from pydantic import Field
 
 from efftrain_cli.foundation.environment import cache_root, planned_device
 from efftrain_cli.foundation.files import make_folder
-from efftrain_cli.foundation.records import Part, digest_of, utc_now
+from efftrain_cli.foundation.records import Part, utc_now
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.plan import model_config
-from efftrain_cli.recipe.recipe import Recipe, recipe_values
+from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sizes import likely_vocabulary
 
 FEWEST_STEPS = 10
@@ -40,18 +39,11 @@ class Rate(Part):
     n_layer: int
     n_embd: int
     flops_per_second: float = Field(gt=0)
-    """Logits included, over whole steps."""
+    """Logits included, over whole steps: evaluation, checkpoints and preparing excluded."""
     flops_per_token: float = Field(gt=0)
     """Logits included, mean of the steps."""
-    trained: str = ""
-    """Of a run: `digest_of_training` of its recipe."""
-    tokens_per_second: float = 0.0
-    """Of a run: over its wall time, evaluation, checkpoints and preparing included."""
-
-
-def digest_of_training(recipe: Recipe) -> str:
-    """Return the hash of what decides a recipe's speed: its model and its batch size."""
-    return digest_of([recipe_values(recipe.model), recipe.train.batch_size])
+    train_share: float = 0.0
+    """Of a run: training's share of its wall time. 0 of a benchmark."""
 
 
 def remember_rate(rate: Rate) -> None:
@@ -78,35 +70,20 @@ def measured_rate(device: str, recipe: Recipe) -> Rate | None:
     def rank(rate: Rate) -> tuple[bool, float, bool, str]:
         same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
         distance = abs(math.log(rate.flops_per_token / per_token))
-        return rate.trained != "" and same, -round(distance, 1), same, rate.time
+        return rate.train_share > 0 and same, -round(distance, 1), same, rate.time
 
     return max(_rates_on(device), key=rank, default=None)
 
 
 def seconds_left(recipe: Recipe, tokens: int) -> float | None:
-    """Return the wall time of `tokens` more of a recipe by `estimate_speed`, None if nothing was
+    """Return the wall time of `tokens` more of a recipe by `measured_rate`, None if nothing was
     measured here."""
-    speed = estimate_speed(recipe)
-    if speed is None:
-        return None
-    start = START_SECONDS if tokens else 0.0
-    return start + tokens / speed
-
-
-def estimate_speed(recipe: Recipe) -> float | None:
-    """Return the tokens per second of wall time to expect of a recipe, None if unmeasured.
-
-    It is the median of the runs of the same model and batch; without such a run it goes by
-    `measured_rate`, as `pretrain --plan`.
-    """
-    trained = digest_of_training(recipe)
-    speeds = [rate.tokens_per_second for rate in _rates_on("auto") if rate.trained == trained]
-    if speeds:
-        return median(speeds)
     rate = measured_rate("auto", recipe)
     if rate is None:
         return None
-    return rate.flops_per_second / _flops_per_token(recipe)
+    start = START_SECONDS if tokens else 0.0
+    train_seconds = tokens * _flops_per_token(recipe) / rate.flops_per_second
+    return start + train_seconds / (rate.train_share or 1)
 
 
 def _flops_per_token(recipe: Recipe) -> float:

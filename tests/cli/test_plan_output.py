@@ -155,9 +155,9 @@ def test_time_is_estimated_by_what_is_most_like_the_run(home):
     rate("bench of same, later", 2.446e8, 2, flops_per_token=238_848.0)
     assert "about 10 s:" in plan()["costs"]
     # A run of 2 x 64 is another model; one of 2 x 32 is this one, older than the benches or not.
-    rate("run wide", 1.2e10, 3, n_embd=64, flops_per_token=6e5, trained="a", tokens_per_second=1.0)
+    rate("run wide", 1.2e10, 3, n_embd=64, flops_per_token=6e5, train_share=0.5)
     assert "bench of same, later" in plan()["costs"]
-    rate("run own", 1.2288e10, 1, flops_per_token=6e5, trained="b", tokens_per_second=1.0)
+    rate("run own", 1.2288e10, 1, flops_per_token=6e5, train_share=0.5)
     # 10,240 tokens of 238,848 FLOPs at 12.288 GFLOP/s are 0.199 s.
     assert plan()["costs"] == "2.45 GFLOPs, about 199 ms: 12.3 GFLOP/s by run own"
     # Another machine's are not ours: a home folder may be shared.
