@@ -218,7 +218,8 @@ def first_failure(project: Path, tests: list[str], limit: float) -> str:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         return ""
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    # The name of a test may hold spaces.
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
     if failed:
         return failed[1]
     if process.returncode not in (0, 5):

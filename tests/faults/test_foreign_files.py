@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.compare.comparison import compare
-from efftrain_cli.run.directory import run_names
 from efftrain_cli.run.reading import load_run
 from efftrain_cli.run_list import read_runs
 from tests.fake_runs import write_run
@@ -138,34 +137,6 @@ def test_compare_goes_on_with_the_runs_that_can_be_read(tmp_path, monkeypatch):
     for path in tmp_path.glob("*/origin.json"):
         cut(path)
     assert call("compare", "small-*", "other-*")[0] == 3
-
-
-def test_a_run_that_may_not_be_read(tmp_path, monkeypatch):
-    """F64, F65: listed as unreadable; the folder of all runs, unreadable as a whole, is named."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
-    for seed in range(2):
-        write_run(tmp_path, "small", seed)
-    is_file, read_text, iterdir = Path.is_file, Path.read_text, Path.iterdir
-
-    def refused(function, names):
-        def call(path: Path, *args, **options):
-            if any(name in (path.name, path.parent.name) for name in names):
-                raise PermissionError(13, "Permission denied", str(path))
-            return function(path, *args, **options)
-
-        return call
-
-    monkeypatch.setattr(Path, "is_file", refused(is_file, ["small-seed1"]))
-    monkeypatch.setattr(Path, "read_text", refused(read_text, ["small-seed1"]))
-    assert run_names() == ["small-seed0", "small-seed1"]
-    found = {entry.name: entry for entry in read_runs().itertuples()}
-    assert (found["small-seed0"].status, found["small-seed1"].status) == ("finished", "unreadable")
-    assert "Permission denied" in found["small-seed1"].problem
-    for words in (("runs", "show", "small-seed1"), ("runs", "list")):
-        code, message = call(*words)
-        assert code == 6
-        assert f"{tmp_path}" in message and ": Permission denied\n  make room, or" in message
-        monkeypatch.setattr(Path, "iterdir", refused(iterdir, [tmp_path.name]))
 
 
 # --- rows and events ------------------------------------------------------------------------------

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.faults.test_run import SLOW_STEPS
 from tests.launch import Laboratory, Process, wait_until
 from tests.wandb_files import read_history
 
@@ -117,38 +113,3 @@ def test_the_real_wandb_without_a_working_server(lab, network):
         )
     (copy,) = folder.rglob("offline-run-*")
     assert [row["_step"] for row in read_history(copy)] == [row["step"] for row in lab.rows("r")]
-
-
-def wandb_cores(run: Path) -> list[int]:
-    """wandb's own processes that serve the child which follows `run`."""
-    children = {
-        process.pid
-        for process in psutil.process_iter()
-        if str(run) in _command(process) and "--follow" in _command(process)
-    }
-    return [
-        process.pid
-        for process in psutil.process_iter()
-        if "wandb-core" in " ".join(_command(process))
-        and children & {parent.pid for parent in process.parents()}
-    ]
-
-
-def _command(process: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return []
-
-
-@pytest.mark.slow
-def test_wandbs_own_process_is_killed(lab):
-    recipe = recipe_and_run_without(lab)
-    slow = SLOW_STEPS.replace("SECONDS", "0.3")
-    process = lab.start(*lab.words("r", recipe), "--wandb", "offline", inject=slow)
-    process.wait_for(lambda: wandb_cores(lab.run("r")) and lab.last_step("r") >= 3)
-    for pid in wandb_cores(lab.run("r")):
-        os.kill(pid, signal.SIGKILL)
-    said = said_by_undisturbed(process, lab)
-    # Which of wandb's threads notices first decides its words, even their number.
-    assert said.count("warning: ") == 1
-    assert said.startswith("warning: wandb")

@@ -44,12 +44,9 @@ def run_of(loss, weights="w", **columns):
     ("before", "now", "gone", "alike"),
     [
         ({"a": run_of(1.0)}, {"a": run_of(1.0, new=2), "b": run_of(1.0)}, set(), True),
-        ({"a": run_of(float("nan"))}, {"a": run_of(float("nan"))}, set(), True),
         ({"a": run_of(1.0)}, {"a": run_of(1.0, weights="v")}, set(), False),
         ({"a": run_of(0.0)}, {"a": run_of(-0.0)}, set(), False),
-        ({"a": run_of(1.0, norm=2.0)}, {"a": run_of(1.0)}, set(), False),
         ({"a": run_of(1.0, norm=2.0)}, {"a": run_of(1.0)}, {"column norm"}, True),
-        ({"a": run_of(1.0)}, {"a": {**run_of(1.0), "rows": []}}, set(), False),
         ({"a": run_of(1.0)}, {}, {"case b"}, False),
         ({"a": run_of(1.0)}, {}, {"case a"}, True),
     ],
