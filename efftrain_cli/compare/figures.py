@@ -96,6 +96,13 @@ def add_legend(figure: Figure) -> None:
     )
 
 
+def colour_of(number: int) -> str:
+    """Return the colour of an arm in the style in use: drawing later would take another style's."""
+    from matplotlib.colors import to_hex
+
+    return to_hex(f"C{number}")
+
+
 def curves_figure(arms: Sequence[Arm], cost: str) -> Figure:
     """Draw the mean validation loss of each arm, and the range of its seeds, against a cost."""
     title = f"Validation loss against {cost}: mean and range of seeds"
@@ -112,14 +119,14 @@ def curves_figure(arms: Sequence[Arm], cost: str) -> Figure:
         axes.plot(
             x,
             losses.mean(0),
-            color=f"C{number}",
+            color=colour_of(number),
             label=f"{arm.label} ({counted(len(curves), 'seed')})",
         )
         axes.fill_between(
             x,
             losses.min(0),
             losses.max(0),
-            color=f"C{number}",
+            color=colour_of(number),
             alpha=0.2,
         )
         tops.append(losses[:, POINTS // 10 :].max())
@@ -144,7 +151,7 @@ def column_figure(arms: Sequence[Arm], column: Column) -> Figure:
                 axes.plot(
                     tokens,
                     values,
-                    color=f"C{number}",
+                    color=colour_of(number),
                     alpha=part / len(parts),
                     label=arm.label,
                 )
@@ -165,7 +172,7 @@ def differences_figure(rows: Sequence[Result]) -> Figure:
             row.estimate,
             yerr=row.high - row.estimate,
             fmt="o",
-            color=f"C{number}",
+            color=colour_of(number),
             label=row.arm,
         )
     if shown:
@@ -191,7 +198,7 @@ def losses_figure(ladder: Ladder) -> Figure:
     figure, axes = new_figure(title, "FLOPs", LOSS, "log")
     shown = ladder.points[ladder.points["size"].isin(ladder.gains["size"])]
     for number, (arm, rungs) in enumerate(shown.groupby("arm")):
-        color = f"C{number}"
+        color = colour_of(number)
         axes.scatter(
             rungs.flops,
             rungs.loss,
@@ -208,7 +215,7 @@ def losses_figure(ladder: Ladder) -> Figure:
 def gains_figure(gains: pd.DataFrame) -> Figure:
     """Draw the multiplier of each arm against the size, with intervals and their line."""
     figure, axes = new_figure(
-        "Compute multiplier by size: intervals of 95 %, and their line",
+        "Compute multiplier by size: 95 % intervals, and a line",
         "parameters",
         "FLOPs of the baseline / of the arm, at equal loss",
         "log",
@@ -216,7 +223,7 @@ def gains_figure(gains: pd.DataFrame) -> Figure:
     shown = gains[gains.why == ""]
     trends = trends_of(gains)
     for number, (arm, sizes) in enumerate(shown.groupby("arm")):
-        color = f"C{number}"
+        color = colour_of(number)
         middle = sizes.multiplier
         axes.errorbar(
             sizes["size"],

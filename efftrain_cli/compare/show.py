@@ -90,9 +90,11 @@ def arm_table(comparison: Comparison) -> pd.DataFrame:
     base = comparison.arms[0].label
     table = pd.DataFrame(index=[arm.label for arm in comparison.arms])
     table[""] = "  " + table.index
+    # The mark is that of an arm's first claim.
+    for row in reversed(comparison.verdicts):
+        table.loc[row.arm, ""] = f"{MARKS[row.verdict]} {row.arm}"
     for row in comparison.rows:
         if row.measure == "final_loss":
-            table.loc[row.arm, ""] = f"{MARKS[row.verdict]} {row.arm}"
             table.loc[base, row.title] = mean_text(row.baseline, row.unit)
             table.loc[row.arm, row.title] = mean_text(row.mean, row.unit)
         elif re.fullmatch(COSTS, row.measure):
@@ -117,13 +119,12 @@ def bound_text(row: Result) -> str:
 
 def result_table(comparison: Comparison) -> pd.DataFrame:
     """Return all results as text, a row per measure and arm."""
-    base = comparison.arms[0].label
     rows = []
     for row in comparison.rows:
         cells = {
             "measure": row.title,
             "arm": row.arm,
-            base: mean_text(row.baseline, row.unit),
+            "baseline": mean_text(row.baseline, row.unit),
             "mean": mean_text(row.mean, row.unit),
             f"difference [{100 * row.confidence:.3g} %]": estimate_text(row) or row.why,
             "p": "" if math.isnan(row.p) else f"{row.p_corrected:.2g}",

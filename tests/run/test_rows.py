@@ -106,7 +106,6 @@ def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path):
 @pytest.mark.parametrize(
     "line",
     [
-        '{"step": "7", "segment": 0}',
         '{"a":' * 50_000 + "1" + "}" * 50_000,
         "null",
         "\ufffd",
@@ -122,24 +121,13 @@ def test_an_odd_row_is_named_and_left_out(tmp_path, line):
     assert len(latest_rows(path.parent)) == 101
 
 
-@pytest.mark.parametrize("cut", [2, 5, 100, 300])
+@pytest.mark.parametrize("cut", [2, 300])
 def test_torn_last_line_costs_one_row(tmp_path, cut):
     """F30."""
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
     assert steps_of(path.parent) == list(range(100))
     assert split_lines(path.read_bytes()).torn
-
-
-def test_after_a_resume_the_new_segment_replaces_the_old_rows(tmp_path):
-    """F30: duplicates after a kill at step 60 and a resume from the checkpoint of step 40."""
-    path = write_run(
-        tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(100, 0, segment=1, first=41, loss=7.0)
-    )
-    rows = read_metrics(path, ["step", "segment", "loss"])
-    assert (list(rows.frame["step"]), rows.segments) == (list(range(101)), 2)
-    assert list(rows.frame["segment"]) == [0] * 41 + [1] * 60
-    assert set(rows.frame["loss"][41:]) == {7.0}
 
 
 def test_of_a_step_written_twice_the_later_row_counts(tmp_path):
