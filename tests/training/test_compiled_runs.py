@@ -83,6 +83,7 @@ def rows_of(recipe: Recipe, folder: Path, compiled: bool) -> list[dict[str, obje
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_compiled_run_is_an_eager_one_in_few_graphs(name, tmp_path, monkeypatch):
+    """F27."""
     waited: list[bool] = []
 
     class Watched(Stopwatch):
