@@ -39,38 +39,31 @@ def test_order_is_not_the_order_of_the_text():
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
 
 
-@pytest.mark.parametrize("shard_tokens", [1 << 26, 1500])
-def test_each_window_once_per_epoch_across_the_boundary(tmp_path, shard_tokens):
-    """F8: read in batches that straddle the epochs, from a second object, as after a resume in
-    epoch 2."""
-    shards = counting_shards(tmp_path, 10_007, shard_tokens=shard_tokens)
+def test_each_window_once_per_epoch_across_the_boundary(tmp_path):
+    """F8: read in batches that straddle shards and epochs, from a second object, as after a resume
+    in epoch 2."""
+    shards = counting_shards(tmp_path, 10_007, shard_tokens=1500)
     first = Windows(shards, 16, seed=7)
     n = first.per_epoch
     seen = []
     for start in range(0, 3 * n, 10):
         windows = Windows(shards, 16, seed=7) if start > n else first
         rows = windows.read(start, min(10, 3 * n - start))
-        assert (
-            np.diff(rows, axis=1) == 1
-        ).all()  # consecutive tokens, over the joints of shards too
+        assert (np.diff(rows, axis=1) == 1).all()  # consecutive tokens
         seen += rows[:, 0].tolist()
     epochs = [seen[e * n : (e + 1) * n] for e in range(3)]
     for epoch in epochs:
-        assert len(set(epoch)) == n
         assert len({start % 16 for start in epoch}) == 1  # one cut per epoch
         assert min(epoch) < 16 and max(epoch) + 16 < shards.tokens
-        assert np.diff(sorted(epoch)).tolist() == [16] * (n - 1)  # nothing left out in between
+        assert np.diff(sorted(epoch)).tolist() == [16] * (n - 1)  # each once, nothing left out
     assert len({epoch[0] % 16 for epoch in epochs}) > 1  # and the cut moves
     assert [s // 16 for s in epochs[0]] != [s // 16 for s in epochs[1]]
 
 
 def test_seed_decides_the_order_and_nothing_else_does(tmp_path):
     shards = counting_shards(tmp_path, 5000)
-    one, again, other = (Windows(shards, 8, seed=s) for s in (1, 1, 2))
-    again.read(3000, 5)  # reading elsewhere first changes nothing: there is no state
-    np.random.seed(0)  # nor does the generator of numpy
-    assert one.read(100, 20).tolist() == again.read(100, 20).tolist()
-    assert one.read(100, 20).tolist() != other.read(100, 20).tolist()
+    one, again, other = (Windows(shards, 8, seed=s).read(100, 20).tolist() for s in (1, 1, 2))
+    assert one == again != other
 
 
 def test_truncation_takes_the_beginning_of_each_window(tmp_path):
@@ -83,24 +76,18 @@ def test_truncation_takes_the_beginning_of_each_window(tmp_path):
 
 
 def test_reshape_cuts_each_window_into_sequences(tmp_path):
+    """7 sequences of 2 to a window: 4 windows, the last one half used."""
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
-    full = windows.read(20, 3)
-    batch = windows.batch(
-        plan(7, 24, 20, sequences_per_window=2)
-    )  # 7 sequences of 2 to a window: 4 windows, the last one half used
-    expected = [full[i // 2][(i % 2) * 24 : (i % 2) * 24 + 25] for i in range(6)] + [
-        windows.read(23, 1)[0][:25]
-    ]
-    assert batch.tokens.tolist() == [row[:-1].tolist() for row in expected]
-    assert batch.targets.tolist() == [row[1:].tolist() for row in expected]
+    full = windows.read(20, 4)
+    batch = windows.batch(plan(7, 24, 20, sequences_per_window=2))
+    expected = [full[i // 2][(i % 2) * 24 : (i % 2) * 24 + 25].tolist() for i in range(7)]
+    assert batch.tokens.tolist() == [row[:-1] for row in expected]
+    assert batch.targets.tolist() == [row[1:] for row in expected]
     whole = windows.batch(plan(4, 16, 20, sequences_per_window=4))
-    assert (
-        whole.targets.reshape(-1).tolist() == full[0][1:].tolist()
-    )  # four quarters hold every target once
+    assert whole.targets.reshape(-1).tolist() == full[0][1:].tolist()  # every target once
 
 
-@pytest.mark.parametrize("sequences_per_window", [1, 3])
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize(("sequences_per_window", "world_size"), [(1, 2), (3, 4)])
 def test_ranks_share_the_batch(tmp_path, sequences_per_window, world_size):
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
     step = plan(11, 20, 5, sequences_per_window)._replace(accumulation_steps=world_size)
