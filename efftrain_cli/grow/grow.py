@@ -57,10 +57,8 @@ class Grown:
     """The source's."""
     record: GrowthRecord
     """Losses are in fp32."""
-    logits_before: tuple[float, ...]
-    """The first logits of the first window's last position."""
-    logits_after: tuple[float, ...]
     largest_logit_difference: float
+    """Over the first validation window."""
     recipe: Recipe
     budget_left: int
     """Tokens."""
@@ -108,7 +106,7 @@ def grow_run(
 
     # All windows, so that the losses are those of the runs' own rows.
     windows = session.val_windows.to(device)
-    logits_before = _first_logits(state, windows)
+    before = _first_logits(state, windows)
     try:
         with building_errors(
             recipe, session.corpus.vocab_size, device, len(recipe.stages) - 1, trains=False
@@ -116,7 +114,7 @@ def grow_run(
             record = grow_stage(state, recipe, windows)
     except ValueError as error:
         raise CheckpointError(f"{folder}: {error}") from None
-    logits_after = _first_logits(state, windows)
+    difference = (_first_logits(state, windows) - before).abs().max()
     loss_before = record.val_loss_before
     loss_after = record.val_loss_after
     tolerance = LOSS_TOLERANCE * max(1.0, loss_before)
@@ -130,9 +128,7 @@ def grow_run(
         run=run_path(name),
         checkpoint=folder,
         record=record,
-        logits_before=tuple(logits_before[0, -1, :4].tolist()),
-        logits_after=tuple(logits_after[0, -1, :4].tolist()),
-        largest_logit_difference=float((logits_after - logits_before).abs().max()),
+        largest_logit_difference=float(difference),
         recipe=recipe,
         budget_left=max(0, recipe.train.tokens - state.progress.tokens),
     )
@@ -209,14 +205,10 @@ def _checkpoint_of(source: Path, checkpoint: str | None, weights_only: bool) -> 
     """Return the checkpoint to grow: with weights only, one whose weights are valid."""
     if weights_only:
         return find_checkpoint(source, checkpoint)
-    checkpoints = checkpoints_of(source)
-    if (
-        checkpoint is None
-        and checkpoints
-        and not (checkpoints[-1] / "optimizer.safetensors").exists()
-    ):
+    newest = checkpoints_of(source)[-1:]
+    if checkpoint is None and newest and not (newest[0] / "optimizer.safetensors").exists():
         raise CheckpointError(
-            f"{checkpoints[-1]} has no optimizer.safetensors, whose moments and step counters grow"
+            f"{newest[0]} has no optimizer.safetensors, whose moments and step counters grow"
             " with the weights\n"
             "  add --weights-only to grow the weights alone: the moments of all parameters are lost"
             " and the loss rises for about a hundred steps, less with a longer rewarmup_steps"

@@ -155,15 +155,12 @@ def test_the_learning_rate_warms_up_by_steps_and_decays_by_tokens():
     "keys, said",
     [
         ({}, "steps is missing"),
-        ({"steps": 10, "lengths": (8, 16)}, 'needs pacing = "discrete"'),
-        ({"pacing": "discrete"}, "needs lengths"),
         ({"pacing": "discrete", "lengths": (8, 16)}, "until 0 ends"),
         ({"pacing": "discrete", "lengths": (8, 16), "until": (5,), "steps": 9}, "no effect"),
         (
             {"pacing": "discrete", "lengths": (8, 16, 32), "until": (5, 5)},
             "rise from phase to phase",
         ),
-        ({"pacing": "discrete", "lengths": (0, 16), "until": (5,)}, "at least 1 token"),
         ({"steps": 10, "batch": "tokens", "mode": "truncate"}, "drops them"),
     ],
 )

@@ -8,19 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from efftrain_cli.foundation.errors import RecipeError
-from efftrain_cli.methods.growth_operators import grow, grow_depth, grow_size, grow_width
+from efftrain_cli.methods.growth_operators import grow, grow_depth, grow_width
 from efftrain_cli.methods.staged_growth import StagedGrowth
 from efftrain_cli.methods.stages import (
-    Operator,
     default_schedule_ratio,
     log_log_slope,
     parse_operator,
     rewarmup_factor,
 )
 from efftrain_cli.model.gpt import GPT, GPTConfig
-from efftrain_cli.optim.muon import Muon
-from efftrain_cli.recipe.recipe import load_recipe
 from tests.methods.grown import (
     CONFIG,
     largest_change,
@@ -195,25 +191,6 @@ def test_moments_of_inserted_and_copied_layers(mode, moments, starts_at_zero):
         assert torch.equal(new[key][f"h.1.{part}"], factor * old[key][f"h.0.{part}"])
 
 
-def test_reset_forgets_every_moment_and_counter():
-    """The optimizer begins anew, with zeros."""
-    section = StagedGrowth(moments="reset")
-    operators = [Operator("width", 2), Operator("depth", 2)]
-    assert grow(state_of(small_model()), operators, section, seed=0).optimizer == {}
-
-
-def test_muons_momentum_grows():
-    state = state_of(small_model(config=LLAMA))
-    name = "h.0.mlp.c_up.weight"
-    old = state.optimizer["exp_avg"][name]
-    momentum = {"momentum_buffer": {name: old}}
-    state = dataclasses.replace(state, optimizer=momentum, gradient_powers=Muon.gradient_powers)
-    copies = grow_width(state, 2).optimizer["momentum_buffer"][name]
-    assert torch.equal(copies, old.repeat(2, 2) / 2)
-    padded = grow_size(state, Operator("d_ff", 80)).optimizer["momentum_buffer"][name]
-    assert torch.equal(padded[: len(old)], old) and not padded[len(old) :].any()
-
-
 # --- values and rules ---
 
 
@@ -247,43 +224,3 @@ def staged(operators: str, first: str) -> str:
     switch = '{ rule = "steps", value = 2 }'
     stage = f"{{ model = {{ {first} }}, switch = {switch} }}"
     return f"stages=[{stage}, {{ operators = [{operators}] }}]"
-
-
-@pytest.mark.parametrize(
-    "overrides, rule",
-    [
-        (
-            ["model.norm=layernorm", staged('"pad:128"', "n_embd = 64")],
-            'needs model.norm = "rmsnorm"',
-        ),
-        (
-            ["staged_growth.depth=identity", staged('"depth"', "n_layer = 2")],
-            'must not be "identity" with model.mlp = "swiglu"',
-        ),
-        (
-            ["model.norm=none", "staged_growth.depth=identity", staged('"depth"', "n_layer = 2")],
-            'must not be "identity" with model.norm = "none"',
-        ),
-        (
-            ["model.init=unit", staged('"width"', "n_embd = 64, n_head = 2")],
-            "operator width does not keep the loss",
-        ),
-        ([staged('"width"', "n_embd = 64, n_head = 2")], "the operators end at d_ff = 384"),
-        ([staged('"d_ff:352"', "d_ff = 500")], "growth makes no model smaller"),
-        ([staged('"depth"', "n_head = 0")], r"stages\.0\.model\.n_head = 0"),
-    ],
-)
-def test_stages_that_cannot_be_are_refused(overrides, rule):
-    with pytest.raises(RecipeError, match=rule):
-        load_recipe("small", ["model.arch=llama", *overrides])
-
-
-def test_stages_of_sizes_end_at_the_model():
-    """The last stage's width, units and eps are [model]'s; stage 0 says its own."""
-    first = "n_embd = 80, n_head = 2, d_ff = 224, n_kv_head = 2, norm_eps = 1.6e-5"
-    model = ["model.arch=llama", "model.norm_eps=1e-5", "model.head_dim=32"]
-    recipe = load_recipe("small", [*model, staged('"pad:128", "d_ff:352", "n_kv_head:4"', first)])
-    begun, ended = recipe.model_at(0), recipe.model_at(1)
-    assert (begun.n_embd, begun.head_size, begun.ff_size, begun.kv_heads) == (80, 32, 224, 2)
-    assert (ended.n_embd, ended.n_head, ended.ff_size, ended.kv_heads) == (128, 4, 352, 4)
-    assert ended.norm_eps == pytest.approx(1e-5)
