@@ -9,9 +9,15 @@ import resource
 
 import pandas as pd
 import pytest
+from typer import Exit
 
+from efftrain_cli.cli.judged import end_with_verdict
+from efftrain_cli.compare import figures
+from efftrain_cli.compare.comparison import compare
+from efftrain_cli.compare.judge import claim_of
 from efftrain_cli.foundation.errors import DiskError, UsageError
 from tests.compare.known_runs import SLW, of, row_of, write_pair
+from tests.compare.runs import make_arm
 from tests.conftest import cli, invoke
 from tests.fake_runs import write_run
 
@@ -94,7 +100,8 @@ def test_other_formats_hold_the_same_numbers(root):
     assert r"\begin{tabular}" in cli(*WORDS, "--format", "latex").stdout
 
 
-def test_html_is_one_page_with_curves(root, tmp_path_factory):
+def test_html_is_one_page_with_curves(root, tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(figures, "DRAWN", figures.DRAWN[2:4])
     write_pair(root)
     path = tmp_path_factory.mktemp("page") / "report.html"
     cli(*WORDS, "--format", "html", "-o", str(path))
@@ -109,21 +116,27 @@ def test_html_is_one_page_with_curves(root, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("speed", "words", "code"),
+    ("gain", "fail_if", "margin", "code"),
     [
-        (1.3, ["--fail-if", "not-better"], 0),
-        (0.8, ["--fail-if", "worse"], 10),
-        (1.0, ["--fail-if", "worse"], 0),
-        (1.0, ["--fail-if", "worse", "--margin", "0.00001"], 10),
-        (1.0, ["--fail-if", "worse", "--margin", "0.1"], 0),
+        (0.1, "not-better", 0.0, 0),
+        (-0.1, "worse", 0.0, 10),
+        (0.0, "worse", 0.0, 0),
+        (0.0, "not-better", 0.0, 10),
+        (0.0, "worse", 0.001, 10),
+        (0.0, "worse", 0.1, 0),
     ],
 )
-def test_exit_status(root, speed, words, code):
-    for seed in range(3):
-        write_run(root, "small", seed)
-        # Equal speeds would make equal curves: no spread.
-        write_run(root, "small-slw", seed, speed=speed + 1e-9, more=SLW)
-    assert invoke(*WORDS, *words).exit_code == code
+def test_exit_status(gain, fail_if, margin, code):
+    """Differences of the pairs have a mean of -gain and a standard deviation of 0.01."""
+    base = make_arm("base", [4.0, 4.1, 4.2])
+    arm = make_arm("arm", [3.99 - gain, 4.1 - gain, 4.21 - gain])
+    comparison = compare([*base, *arm], baseline="base", claims=[claim_of(margin)])
+    try:
+        end_with_verdict(comparison, fail_if)
+    except Exit as end:
+        assert end.exit_code == code
+    else:
+        assert code == 0
 
 
 @pytest.mark.parametrize(
