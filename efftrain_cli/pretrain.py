@@ -19,7 +19,6 @@ from efftrain_cli.run.directory import (
     existing_run,
     new_run,
     run_path,
-    taken,
 )
 from efftrain_cli.run.origin import check_text_is_named
 from efftrain_cli.trackers import tensorboard
@@ -49,7 +48,7 @@ def start(
     recipe: Recipe,
     *,
     recipe_name: str,
-    name: str | None = None,
+    name: str,
     device: str = "auto",
     steps: int | None = None,
     with_probe: bool = True,
@@ -64,9 +63,6 @@ def start(
     Raises:
         EfftrainError: any fault a user can act on; its class says which.
     """
-    name = name or f"{recipe_name}-seed{recipe.seed}"
-    if run_path(name).exists():  # before the data is prepared: a taken name costs nothing
-        raise taken(name)
     if recipe.wandb.tensorboard:
         tensorboard.check_installed()
     if branch is not None:

@@ -142,10 +142,9 @@ class Logbook:
                 self._screen.say(str(spike))
             if record.is_evaluated and not self._is_sound(row):
                 return
-            losses = [x for x in (row.get("loss"), self._good.best_loss) if x is not None]
             self._good = record.progress._replace(
                 train_seconds=row["train_seconds"],
-                best_loss=min(losses, default=None),
+                best_loss=self._state.progress.best_loss,
             )
         if rows and rows[-1]["val_loss"] is not None and not stop_asked():
             self._show_sample(rows[-1]["step"])

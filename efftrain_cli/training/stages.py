@@ -44,7 +44,6 @@ class GrowthRecord:
     """The operators claim to leave the loss as it is."""
     schedule_step: int
     """Position of the learning-rate schedule after the growth, in steps."""
-    schedule_tokens: int
 
 
 def train_stages(
@@ -113,7 +112,6 @@ def grow_stage(
         val_loss_after=float(evaluate(state, recipe, val_windows)),
         preserves_loss=section.preserves_loss(operators),
         schedule_step=state.progress.schedule_step,
-        schedule_tokens=state.progress.schedule_tokens,
     )
 
 
