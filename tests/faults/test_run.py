@@ -9,7 +9,6 @@ import select
 import signal
 import struct
 import termios
-import time
 from collections.abc import Iterator
 from fcntl import ioctl
 from itertools import pairwise

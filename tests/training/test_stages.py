@@ -58,6 +58,7 @@ def test_every_stage_has_its_model_and_its_learning_rate(tmp_path):
     assert shapes == [(2, 2, 16, 16), (4, 2, 16, 16), (4, 4, 32, 16)]
     assert recipe.model_at(2) == recipe.model
     assert [recipe.optim_at(stage).lr for stage in range(3)] == [2e-3, 1e-3, 1e-3]
+    assert staged(tmp_path, 'stages.0.switch={rule="steps", value=0}').stages[0].switch.value == 0
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_every_stage_has_its_model_and_its_learning_rate(tmp_path):
         (['stages.2.switch={rule="steps", value=50}'], "is the last"),
         (["stages.0.model.n_layer=5"], r"end at n_layer = 10, but \[model\] has 4"),
         (["stages.0.switch.value=0"], "must be positive"),
+        (['stages.0.switch={rule="steps", value=-1}'], "must be positive"),
         (['stages.0.switch={rule="slope", value=0.05}'], "is negative"),
         (['stages.0.switch={rule="steps", value=60}'], "must not be less than an earlier stage"),
     ],
