@@ -8,6 +8,7 @@ import pytest
 
 from efftrain_cli.recipe.check import read_aliases
 from efftrain_cli.recipe.recipe import load_recipe
+from tests.faults.conftest import call
 
 
 @pytest.mark.parametrize(
@@ -48,10 +49,11 @@ def test_keys_of_other_trainers_are_recipe_keys():
 @pytest.mark.parametrize(
     "command", ["pretrain", "prepare", "bench", "tune-warmup", "verify-resume"]
 )
-def test_a_recipe_is_an_argument_or_an_option(efftrain, command):
+def test_a_recipe_is_an_argument_or_an_option(command):
     """A mistake shows that the recipe was read, before anything is trained."""
     for given in ("small", "--recipe small"):
-        assert "optim.lr = -1" in efftrain(f"{command} {given} --set optim.lr=-1", code=2).stderr
-    both = efftrain(f"{command} small --recipe small-slw", code=2)
-    assert "two recipes: small and --recipe small-slw\n  leave one of them out" in both.stderr
-    assert "no recipe\n  give one" in efftrain(command, code=2).stderr
+        assert "optim.lr = -1" in call(f"{command} {given} --set optim.lr=-1")[1]
+    both = call(f"{command} small --recipe small-slw")
+    assert both == (2, "two recipes: small and --recipe small-slw\n  leave one of them out")
+    code, said = call(command)
+    assert code == 2 and said.startswith("no recipe\n  give one")

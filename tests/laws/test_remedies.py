@@ -113,6 +113,16 @@ def trained(patch: pytest.MonkeyPatch) -> None:
     cli(f"{TRAIN} --name r")
 
 
+LADDER = """
+seeds = "0..2"
+baseline = "small"
+set = [{}]
+branches = [1, 2]
+sizes = "100K..400K x2"
+tokens_per_parameter = 100
+primary = [{{measure = "compute_multiplier", direction = "better"}}]
+arms = [{{name = "small", recipe = "small"}}, {{name = "slw", recipe = "small-slw"}}]
+"""
 BRANCH = "pretrain --no-probe --name b --from"
 H100 = '--assume "H100 x {} at 40%"'
 ROWS = [
@@ -464,6 +474,14 @@ ROWS = [
         texts("one.jsonl", 0, 1),
     ),
     Row(
+        "budgets branch off one run",
+        "study mine.toml --plan",
+        "set optim.schedule=wsd and optim.decay_share=0.2",
+        "study mine.toml --plan",
+        file("mine.toml", LADDER.format("")),
+        file("mine.toml", LADDER.format('"optim.schedule=wsd", "optim.decay_share=0.2"')),
+    ),
+    Row(
         "names one device",
         f"{TRAIN} --device cuda:0,cuda:1",
         "use --devices N",
@@ -478,7 +496,6 @@ ELSEWHERE = {
     "no source of its standard library": "data/test_sources.py",
     "has no fp8 matrix units": "methods/test_chunked_accumulation.py",
     "install a C compiler": "training/test_compiling.py",
-    "raise the limit that `ulimit -n` shows": "laws/test_remedies.py",
     "lines are not rows": "run/test_rows.py",
     "and was started as one of several": "training/test_dist.py",
     "takes its own device": "training/test_dist.py",
@@ -486,7 +503,6 @@ ELSEWHERE = {
     "printed nothing that matches": "trials/test_command.py",
     "the text has changed since run": "faults/test_checkpoints.py",
     "holds no search": "tune_warmup/test_tune_warmup.py",
-    "budgets branch off one run": "study/test_sizes.py",
 }
 """Refusals that need processes, another Python or another device, and the tests that meet them."""
 
