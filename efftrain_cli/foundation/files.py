@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import errno
 import fcntl
 import hashlib
-import io
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from efftrain_cli.foundation.errors import DiskError
@@ -105,13 +103,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def make_folder(path: Path) -> None:
     """Make a folder to write to, and those above it, where they are missing."""
     path.mkdir(parents=True, exist_ok=True)
-
-
-def csv_text(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as CSV, each line ended by a newline alone."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([header, *rows])
-    return out.getvalue()
 
 
 def is_locked(path: Path) -> bool:

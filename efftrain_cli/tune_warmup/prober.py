@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import pandas as pd
+
 from efftrain_cli.data.prepare import limits_of, prepare
 from efftrain_cli.data.windows import Windows, frequency_loss
 from efftrain_cli.foundation.console import counted, human
-from efftrain_cli.foundation.files import csv_text, make_folder
+from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import runs_in
 from efftrain_cli.run.metrics import latest_rows
@@ -153,7 +155,7 @@ class Prober:
                 f"{receipt.loss:.4f}",
             )
             rows.append(row)
-        return csv_text(COLUMNS, rows)
+        return pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False)
 
     def cost(self, recipe: Recipe) -> str:
         """Describe what the probes have cost."""
