@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from efftrain_cli.data.prepare import prepare
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, python
 from tests.data.conftest import LINES, data
 
 SCRIPT = """
@@ -94,53 +93,58 @@ print(number, len(hashes))
 
 def test_dying_at_every_step_to_the_disk_leaves_a_whole_corpus_or_none(cache, book):
     os.utime(book, (1e9, 1e9))
-    result = subprocess.run(
-        [sys.executable, "-c", DYING, str(book)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_CACHE": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    died, corpora = map(int, result.stdout.split())
+    died, corpora = map(int, python(DYING, str(book), EFFTRAIN_CACHE=str(cache)).stdout.split())
     assert died > 10 and corpora == 1
     left = sorted(path.name for path in cache.rglob("*") if path.suffix in (".partial", ".tmp"))
     assert left == []
 
 
 KILLED = """
-import json, random, signal, sys
-from pathlib import Path
+import json, os, signal, sys
 from efftrain_cli.data import building
-from efftrain_cli.data.prepare import Limits, prepare
+from efftrain_cli.data.prepare import prepare
 from efftrain_cli.recipe.sections import Data
 
 building.SHARD_TOKENS = 8000
 building.BATCH = 5000
-after = int(sys.argv[2])
+text, folder, *numbers = sys.argv[1:]
 write_record = building.write_record
 
-def written(path, record):
-    global after
-    write_record(path, record)
-    if path.name != "progress.json":
-        return
-    closed = [shard.sha256[:8] for each in (record.train, record.valid) for shard in each.shards]
-    if not closed:
-        return
-    print(path.stat().st_size, *closed, flush=True)
-    after -= 1
-    if after == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+def prepared(cache, places):
+    # In a child, which is killed when it has saved its place so many times.
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.environ["EFFTRAIN_CACHE"] = folder + cache
+    left = places
 
-import os
-building.write_record = written
-text = json.loads(sys.argv[1])
-corpus = prepare(Data(**text, tokenizer="bpe:300", valid_fraction=0.05))
-corpus.verify()
-print(corpus.data_hash, json.dumps(corpus.manifest.to_json()))
+    def written(path, record):
+        nonlocal left
+        write_record(path, record)
+        sides = (record.train, record.valid)
+        closed = [shard.sha256[:8] for side in sides for shard in side.shards]
+        if closed and path.name == "progress.json":
+            print(cache, path.stat().st_size, *closed, flush=True)
+            left -= 1
+        if left == 0 and places:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    building.write_record = written
+    corpus = prepare(Data(**json.loads(text), tokenizer="bpe:300", valid_fraction=0.05))
+    corpus.verify()
+    print("done", corpus.data_hash, json.dumps(corpus.manifest.to_json()), flush=True)
+    os._exit(0)
+
+assert prepared("/whole", 0) == 0
+for number in numbers:
+    code = prepared("/killed", int(number))
+    if code == 0:
+        break
+    assert code == -signal.SIGKILL, code
+else:
+    assert prepared("/killed", 0) == 0
 """
-"""Prepares, and is killed when it has saved its place so many times."""
+"""Prepares in one go, and in several, each killed when it has saved its place so many times."""
 
 
 def texts_to_kill(folder: Path, kind: str) -> dict[str, Any]:
@@ -172,38 +176,18 @@ def test_a_killed_prepare_continues(tmp_path, kind):
     """SIGKILL behind six places at random: the corpus is that of one go, no shard that was closed
     is written again, and the place takes some hundred bytes besides them."""
     text = json.dumps(texts_to_kill(tmp_path, kind))
-    rng = random.Random(kind)
-
-    def run(cache: str, after: int) -> tuple[int, list[list[str]]]:
-        done = subprocess.run(
-            [sys.executable, "-c", KILLED, text, str(after)],
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "EFFTRAIN_CACHE": cache},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        return done.returncode, [line.split(maxsplit=1) for line in done.stdout.splitlines()]
-
-    code, lines = run(str(tmp_path / "whole"), 0)
-    assert code == 0 and len(lines) > 10
-    expected = lines[-1]
-
-    killed = str(tmp_path / "killed")
+    numbers = random.Random(kind).choices("112", k=6)
+    lines = python(KILLED, text, str(tmp_path), *numbers).stdout.splitlines()
+    done = [line for line in lines if line.startswith("done")]
+    assert len(done) == 2 and done[0] == done[1]
+    places = [line.split()[1:] for line in lines if line.startswith("/killed")]
+    assert len(places) > 6
     shards: set[str] = set()
-    for _ in range(6):
-        code, lines = run(killed, rng.choice((1, 1, 2)))
-        if code == 0:
-            break
-        for size, closed in lines:
-            assert shards < set(closed.split()), "each place has more shards than the one before"
-            shards = set(closed.split())
-            assert int(size) < 1500 + 150 * len(shards)
-    else:
-        code, lines = run(killed, 0)
-    assert code == 0 and lines[-1] == expected
-    left = [path.name for path in Path(killed).rglob("*") if ".partial" in path.name]
-    assert left == []
+    for size, *closed in places:
+        assert shards < set(closed), "each place has more shards than the one before"
+        shards = set(closed)
+        assert int(size) < 1500 + 150 * len(shards)
+    assert [path.name for path in (tmp_path / "killed").rglob("*.partial")] == []
 
 
 @pytest.mark.slow
