@@ -43,8 +43,12 @@ def folder(tmp_path, monkeypatch):
 COMMAND = f"{sys.executable} program.py {{seed}} {{arm}}"
 
 
-def race(*words, command=COMMAND):
-    return ["race", *words, "--command", command]
+def words(*more, command=COMMAND):
+    return ["race", *more, "--command", command]
+
+
+def race(*more):
+    return cli(*words(*more))
 
 
 def test_only_seed_and_arm_are_replaced():
@@ -62,12 +66,12 @@ def test_the_last_match_is_the_final_loss_and_steps_make_a_curve():
 
 
 def test_a_race_of_commands_and_the_same_command_again(folder):
-    first = cli(*race("base", "better"))
+    first = race("base", "better")
     assert first.stdout.startswith("better is better than base in final loss: -0.1")
     assert "p = " in first.stdout and "stopped early" in first.stdout
     calls = (folder / "calls.txt").read_text().split()
     assert calls == ["base100", "better100", "base101", "better101", "base102", "better102"]
-    again = cli(*race("base", "better"))
+    again = race("base", "better")
     assert again.stdout == first.stdout
     assert len((folder / "calls.txt").read_text().split()) == 6, "nothing is trained twice"
 
@@ -75,10 +79,10 @@ def test_a_race_of_commands_and_the_same_command_again(folder):
 def test_a_crash_stops_the_race_with_its_last_lines_and_it_continues(folder):
     (folder / "crash").touch()
     with pytest.raises(EfftrainError, match=r"failed with exit code 9.*\n    a traceback") as error:
-        cli(*race("base", "better"))
+        race("base", "better")
     assert error.value.exit_code == 1
     (folder / "crash").unlink()
-    cli(*race("base", "better"))
+    race("base", "better")
     calls = (folder / "calls.txt").read_text().split()
     assert calls.count("base100") == calls.count("better100") == 1
     assert calls.count("base101") == 2
@@ -86,8 +90,8 @@ def test_a_crash_stops_the_race_with_its_last_lines_and_it_continues(folder):
 
 def test_an_exit_code_may_mean_that_training_diverged(folder):
     with pytest.raises(EfftrainError, match="failed with exit code 3"):
-        cli(*race("base", "dead"))
-    found = cli(*race("base", "dead", "--failed-exit", "3"))
+        race("base", "dead")
+    found = race("base", "dead", "--failed-exit", "3")
     # Fisher: 2 of the 252 ways to choose five of ten, over the look's share 25 / 98.
     assert found.stdout.startswith("dead is worse than base in final loss: p = 0.031; failed")
     assert "failed or stuck: 5 of 5, baseline 0 of 5; by Fisher's exact test" in found.stdout
@@ -97,59 +101,59 @@ def test_a_killed_race_ends_its_command(folder):
     """F78: the program that a command starts gets SIGTERM."""
     place = folder / "place"
     place.mkdir()
-    process = start_efftrain(place, *race("a", "b", command="exec sleep 6{seed}; {arm}"))
+    process = start_efftrain(place, *words("a", "b", command="exec sleep 6{seed}; {arm}"))
     wait_until(lambda: len(processes_in(place)) > 1, process)
     process.kill()
     wait_until(lambda: not processes_in(place), timeout=60)
 
 
 def test_larger_may_be_better(folder):
-    found = cli(*race("better", "base", "--maximize"))
+    found = race("better", "base", "--maximize")
     assert found.stdout.startswith("base is better than better in final score: +0.1")
 
 
 def test_a_metric_that_never_matches_is_an_error_of_usage(folder):
     with pytest.raises(UsageError, match="printed nothing that matches --metric; its last lines:"):
-        cli(*race("base", "better", "--metric", r"accuracy (\S+)"))
+        race("base", "better", "--metric", r"accuracy (\S+)")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("line", "message"),
     [
-        (race("a", "b", command="train {seed}"), r"has no \{arm\}"),
-        (race("a", "b", "--metric", "("), "no regular expression"),
-        (race("a", "b", "--metric", "loss"), "does not say which group"),
-        (race("a", "b", "--metric", "(?P<loss>x)"), "does not say which group"),
-        (race("a", "b", "--pairs", "x"), "--pairs 'x': write"),
+        (words("a", "b", command="train {seed}"), r"has no \{arm\}"),
+        (words("a", "b", "--metric", "("), "no regular expression"),
+        (words("a", "b", "--metric", "loss"), "does not say which group"),
+        (words("a", "b", "--metric", "(?P<loss>x)"), "does not say which group"),
+        (words("a", "b", "--pairs", "x"), "--pairs 'x': write"),
     ],
 )
-def test_words_that_do_not_go_together(folder, words, message):
+def test_words_that_do_not_go_together(folder, line, message):
     with pytest.raises(UsageError, match=message):
-        cli(*words)
+        cli(*line)
     assert not (folder / "calls.txt").exists()
 
 
 def test_the_plan_says_how_many_pairs_a_difference_needs(folder):
-    text = cli(*race("base", "better", "--plan")).stdout
+    text = race("base", "better", "--plan").stdout
     assert "16 to judge (8 pairs); looks at 3, 5, 8 pairs" in text
     # A one-sample t test at 5 % and 80 %: 15, 8 and 5 pairs.
     assert "pairs   for a true difference of 0.8 sd: 15, 1.2 sd: 8, 2 sd: 5" in text
 
 
 def test_a_baseline_of_commands_is_trained_once_for_all_its_races(folder):
-    cli(*race("base", "better", "--pairs", "3"))
-    second = cli(*race("base", "other", "--pairs", "3"))
+    race("base", "better", "--pairs", "3")
+    second = race("base", "other", "--pairs", "3")
     calls = (folder / "calls.txt").read_text().split()
     assert calls.count("base100") == 1 and calls.count("other100") == 1
     assert "as race 2 against base" in second.stdout
 
 
 def test_a_race_waits_for_another_of_its_command(folder):
-    cli(*race("base", "better", "--pairs", "2"))
+    race("base", "better", "--pairs", "2")
     (path,) = (folder / "runs").glob("race-commands-*/lock")
     with path.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         threading.Timer(0.5, lambda: fcntl.flock(lock, fcntl.LOCK_UN)).start()
         start = time.monotonic()
-        cli(*race("base", "other", "--pairs", "2"))
+        race("base", "other", "--pairs", "2")
         assert time.monotonic() - start >= 0.5

@@ -23,18 +23,14 @@ from efftrain_cli.run.directory import run_path
 from efftrain_cli.trials import runner
 from efftrain_cli.trials.costs import Costs, costs_of
 from efftrain_cli.trials.runner import TrialRunner, environments
-from efftrain_cli.trials.trial import Trial
 from tests.fake_runs import val_loss
 from tests.trials.stubs import Pretrain, both, plain, write_trial
 
 
-def make_runner(folder: Path, launch: Pretrain, jobs: int = 1, **more: Any) -> TrialRunner:
-    return TrialRunner(folder / "state", jobs=jobs, launch=launch, **more)
-
-
-def ends(trainer: TrialRunner, trials: list[Trial]) -> list[str]:
-    """How each run ended."""
-    return [run.status for run in trainer.train(trials)]
+def train(launch: Pretrain, title: str = "", **options: Any) -> list[str]:
+    """Train the trials that a launch knows; return how each ended."""
+    trainer = TrialRunner(Path("state"), launch=launch, **options)
+    return [run.status for run in trainer.train([*launch.by_name.values()], title)]
 
 
 def cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -47,8 +43,7 @@ def test_runs_of_a_study_are_listed_in_its_folder_once(folder):
     """Look by look; those of a sweep without a name belong to nobody."""
     for study in ("", "s"):
         for seeds in ((0,), (0, 1)):
-            trials = plain(*seeds)
-            make_runner(folder, Pretrain(trials), study=study).train(trials)
+            train(Pretrain(plain(*seeds)), study=study)
         members = folder / "state" / "runs.txt"
         assert members.exists() == bool(study)
     assert members.read_text() == "plain-seed0\nplain-seed1\n"
@@ -59,14 +54,13 @@ def test_a_stopped_sweep_continues_without_training_anything_twice(folder):
     trials = both(0, 1)
     first = Pretrain(trials, {"warm-seed0": 4, "plain-seed1": 75})
     with pytest.raises(StoppedError, match="plain-seed1 was stopped"):
-        make_runner(folder, first).train(trials)
+        train(first)
     assert first.calls == ["plain-seed0", "warm-seed0", "plain-seed1"]
     second = Pretrain(trials)
-    found = ends(make_runner(folder, second), trials)
-    assert found == ["finished", "diverged", "finished", "finished"]
+    assert train(second) == ["finished", "diverged", "finished", "finished"]
     assert second.calls == ["resume plain-seed1", "warm-seed1"]
     third = Pretrain(trials)
-    make_runner(folder, third).train(trials)
+    train(third)
     assert third.calls == []
 
 
@@ -78,7 +72,7 @@ def test_lines_count_all_runs_in_the_order_of_their_ends(folder, monkeypatch, ca
     write_trial(trials[0])
     launch = Pretrain(trials, {"plain-seed2": 4})
     launch.on_launch = lambda name: setattr(launch.children["warm-seed0"], "left", 9)
-    make_runner(folder, launch, jobs=3).train(trials, "look 1")
+    train(launch, "look 1", jobs=3)
     assert launch.most == 3
     begun, *lines = capsys.readouterr().err.splitlines()
     assert "another process" not in " ".join(lines)
@@ -120,7 +114,7 @@ def test_a_signal_ends_all_runs_saved(folder, monkeypatch, number):
         signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
     with pytest.raises(StoppedError, match="every run is saved") as error:
-        make_runner(folder, launch, jobs=2).train(trials)
+        train(launch, jobs=2)
     assert error.value.exit_code == 75
     assert launch.calls == ["plain-seed0", "warm-seed0"]
     assert all(child.signals == [signal.SIGTERM] for child in launch.children.values())
@@ -140,7 +134,7 @@ def test_a_failure_ends_all_with_its_exit_code(folder, monkeypatch, code, messag
         setattr(launch.children[name], "left", 10**9) if name == "warm-seed0" else None
     )
     with pytest.raises(EfftrainError, match=f"plain-seed0 .*{message}") as error:
-        make_runner(folder, launch, jobs=2).train(trials)
+        train(launch, jobs=2)
     assert error.value.exit_code == exit_code
     assert "the last words" in str(error.value)
     assert launch.children["warm-seed0"].signals == [signal.SIGTERM]
@@ -148,19 +142,18 @@ def test_a_failure_ends_all_with_its_exit_code(folder, monkeypatch, code, messag
 
 def test_a_name_of_another_recipe_s_run_is_taken(folder):
     """A run of an older version, which knew fewer keys, is the same run."""
-    trials = plain(0)
-    make_runner(folder, Pretrain(trials)).train(trials)
+    train(Pretrain(plain(0)))
     path = folder / "runs" / "plain-seed0" / "recipe.toml"
     lines = path.read_text().splitlines()
     assert "repeat = true" in lines and 'text_field = "text"' in lines
     path.write_text("\n".join(line for line in lines if not line.startswith("text_field")))
-    launch = Pretrain(trials)
-    assert ends(make_runner(folder, launch), trials) == ["finished"] and launch.calls == []
+    launch = Pretrain(plain(0))
+    assert train(launch) == ["finished"] and launch.calls == []
     path.write_text(
         "\n".join(line for line in lines if not line.startswith("repeat"))
     )  # true here, false by default
     with pytest.raises(UsageError, match=r"exists with another recipe \(data\.repeat differ"):
-        make_runner(folder, launch).train(trials)
+        train(launch)
     assert launch.calls == []
 
 
@@ -186,7 +179,7 @@ def test_a_run_of_another_process_is_waited_for(folder, code, calls):
             lock.close()
 
     launch.on_launch = elsewhere
-    assert ends(make_runner(folder, launch), trials) == ["finished", "finished"]
+    assert train(launch) == ["finished", "finished"]
     assert launch.calls == calls
 
 
@@ -201,10 +194,9 @@ def test_more_runs_than_memory_holds_are_refused(folder, monkeypatch):
     with pytest.raises(OutOfMemoryError, match="use --jobs 2"):
         cost.check_memory([recipe], 3)
     cores(monkeypatch, 4)
-    trials = plain(0, 1, 2)
-    launch = Pretrain(trials)
+    launch = Pretrain(plain(0, 1, 2))
     with pytest.raises(OutOfMemoryError):
-        make_runner(folder, launch, jobs=3).train(trials)
+        train(launch, jobs=3)
     assert launch.calls == []
 
 
