@@ -6,16 +6,15 @@ import csv
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
-from efftrain_cli.cli.commands import register
 from efftrain_cli.foundation.errors import EfftrainError
-from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.trials import runner
 from efftrain_cli.tune_warmup import prober
+from tests.conftest import invoke
 from tests.trained_run import QUICK, write_text
 
 SETTINGS = [
@@ -29,29 +28,16 @@ SETTINGS = [
 ]
 
 
-class Ended:
-    """Stands for a child process that has ended."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-    def poll(self) -> int:
-        return self.code
-
-
-def train_here(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Ended:
+def train_here(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Any:
     """Train a trial in this process, as a child would: PyTorch is imported once."""
-    register()
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in environment.items():
-            patched.setenv(name, value)
-        result = CliRunner().invoke(app, list(arguments))
+    result = invoke("", *arguments, env={**environment})
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text(result.output)
-    if isinstance(result.exception, EfftrainError):
-        return Ended(result.exception.exit_code)
-    assert result.exception is None, result.exception
-    return Ended(0)
+    error = result.exception
+    if isinstance(error, EfftrainError):
+        return SimpleNamespace(poll=lambda: error.exit_code)
+    assert error is None, error
+    return SimpleNamespace(poll=lambda: 0)
 
 
 @pytest.fixture
@@ -59,11 +45,6 @@ def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(runner, "TICK", 0.0)
     monkeypatch.setattr(prober, "TrialRunner", partial(runner.TrialRunner, launch=train_here))
     return [write_text(tmp_path), *SETTINGS]
-
-
-@pytest.fixture
-def recipe(overrides: list[str]) -> Recipe:
-    return load_recipe("small", overrides)
 
 
 def lines(folder: Path) -> list[dict[str, str]]:

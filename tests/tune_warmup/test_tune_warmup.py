@@ -46,7 +46,14 @@ def folder_of(name: str) -> Path:
     return Path(os.environ["EFFTRAIN_RUNS"]) / name
 
 
-def test_a_search_leaves_receipts_and_a_recipe_that_is_a_child(config, capsys):
+class Killed(BaseException):
+    """Stands for a process that is gone from one line to the next."""
+
+
+def test_a_search_leaves_receipts_and_a_recipe_and_a_killed_one_the_same(
+    config, capsys, monkeypatch
+):
+    """F51: no probe is repeated."""
     folder = tune(config)
     receipts = lines(folder)
     assert receipts[0]["setting"] == "optim.lr=1e-1" and receipts[0]["unstable_at"]
@@ -54,24 +61,14 @@ def test_a_search_leaves_receipts_and_a_recipe_that_is_a_child(config, capsys):
         assert (float(receipt["fluctuation"]) > 1.05) == bool(receipt["unstable_at"])
     assert len(list((folder / "probes").glob("*/metrics.jsonl"))) == len(receipts)
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in shown] == [
-        "tried", "control", "found", "cost", "recipe", "next",
-    ]  # fmt: skip
-    tuned = Path("recipes") / "small-tuned.toml"
-    text = tuned.read_text()
+    names = ["tried", "control", "found", "cost", "recipe", "next"]
+    assert [line.split()[0] for line in shown] == names
+    assert shown[2] == "found    lr=1e-3: stable on 2 of 2 seeds for 12 steps"
+    text = (Path("recipes") / "small-tuned.toml").read_text()
     assert text.startswith("# Found by `efftrain tune-warmup`: stable for 12 steps on every seed")
     assert 'base = "small"' in text
-    assert shown[2] == "found    lr=1e-3: stable on 2 of 2 seeds for 12 steps"
     assert load_recipe("small-tuned") == load_recipe("small", [*config.settings, "optim.lr=1e-3"])
 
-
-class Killed(BaseException):
-    """Stands for a process that is gone from one line to the next."""
-
-
-def test_a_killed_search_goes_on_without_repeating_a_probe(config, monkeypatch):
-    """F51."""
-    whole = lines(tune(config))
     trained: list[int] = []
 
     def train_until_killed(state, *rest) -> Iterator:  # type: ignore
@@ -82,20 +79,17 @@ def test_a_killed_search_goes_on_without_repeating_a_probe(config, monkeypatch):
             yield record
 
     monkeypatch.setattr(pretrain, "train_stages", train_until_killed)
+    again = replace(config, name="killed")
     kills = 0
-    while True:
+    while kills < 100:
         try:
-            folder = tune(replace(config, name="killed"))
+            tune(again)
             break
         except Killed:
             kills += 1
-            assert kills < 100
-    assert kills > 1
-    receipts = lines(folder)
-    assert receipts == whole
-    # Given again, it trains nothing.
+    assert kills > 1 and lines(folder_of("killed")) == receipts
     trained.clear()
-    tune(replace(config, name="killed"))
+    tune(again)
     assert trained == []
 
 
