@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_or_recipe_names
-from efftrain_cli.cli.judged import Details, FailIf, Margin
+from efftrain_cli.cli.judged import Details, FailIf, Margin, conclude
 from efftrain_cli.cli.options import Baseline, CompareFormat, Output, Plot, TargetLoss
 from efftrain_cli.foundation.errors import UsageError
 
@@ -72,7 +72,6 @@ def compare(
     fail_if: FailIf = None,
 ) -> None:
     """Compare trained runs: better, worse, equivalent or undecided; by how much, at what cost."""
-    from efftrain_cli.cli.judged import end_with_verdict, show
     from efftrain_cli.compare.comparison import EXPLORATORY
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.judge import claim_of
@@ -106,8 +105,15 @@ def compare(
         labels = " ".join(arm.first.arm for arm in comparison.arms)
         number = len(comparison.arms)
         after.append(f"next: efftrain race {labels} ({3 * number} to {8 * number} runs)")
-    show(comparison, format_, output, details=details, plot=plot, after=after)
-    end_with_verdict(comparison, fail_if)
+    conclude(
+        comparison,
+        format_,
+        output,
+        details=details,
+        plot=plot,
+        fail_if=fail_if,
+        after=after,
+    )
 
 
 def read_source(source: str, columns: list[str]) -> list[Run]:

@@ -40,17 +40,18 @@ NOT_JUDGED = 11
 """Exit code of --fail-if if an arm could not be judged."""
 
 
-def show(
+def conclude(
     comparison: Comparison,
     kind: str,
     output: Path | None,
     *,
-    details: bool = False,
-    plot: bool = False,
+    details: bool,
+    plot: bool,
+    fail_if: str | None,
     before: Sequence[str] = (),
     after: Sequence[str] = (),
 ) -> None:
-    """Print or write a comparison."""
+    """Print or write a comparison; end as `end_with_verdict`."""
     import shutil
 
     from efftrain_cli.compare.show import render
@@ -67,6 +68,8 @@ def show(
 
         figure = curves_figure(comparison.arms, "tokens")
         print(draw_in_terminal(figure, shutil.get_terminal_size().columns))
+    if fail_if is not None:
+        end_with_verdict(comparison, fail_if)
 
 
 def write_output(path: Path, text: str) -> None:
@@ -92,7 +95,7 @@ def write_output(path: Path, text: str) -> None:
         raise UsageError(f"--output {path}: {error.strerror or error}") from None
 
 
-def end_with_verdict(comparison: Comparison, fail_if: str | None) -> None:
+def end_with_verdict(comparison: Comparison, fail_if: str) -> None:
     """End with the exit code that --fail-if asks for.
 
     If a claim has a margin, "worse" passes only arms that are not worse by more than it.
@@ -100,8 +103,6 @@ def end_with_verdict(comparison: Comparison, fail_if: str | None) -> None:
     Raises:
         Exit: a verdict is one of those, or an arm was not judged.
     """
-    if fail_if is None:
-        return
     verdicts = [row.verdict for row in comparison.verdicts]
     passing = {"better"}
     if fail_if == "worse":

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import override_keys, recipe_names
-from efftrain_cli.cli.judged import Details, FailIf, Margin
+from efftrain_cli.cli.judged import Details, FailIf, Margin, conclude
 from efftrain_cli.cli.options import (
     CompareFormat,
     Device,
@@ -97,7 +97,6 @@ def race(
     The same command continues a race that was stopped. A baseline is trained once for all its
     races, and race k against it multiplies its p by k.
     """
-    from efftrain_cli.cli.judged import end_with_verdict, show
     from efftrain_cli.compare.judge import claim_of
     from efftrain_cli.foundation.console import print_folded
     from efftrain_cli.study.conduct import conduct, runner_of
@@ -131,8 +130,7 @@ def race(
     begin(planned, yes)
     runner = runner_of(planned, device, devices, jobs, failed_exit=failed_exit)
     comparison = conduct(planned, runner, maximize=maximize)
-    show(comparison, format_, output, details=details, plot=plot)
-    end_with_verdict(comparison, fail_if)
+    conclude(comparison, format_, output, details=details, plot=plot, fail_if=fail_if)
 
 
 def parse_grid(texts: list[str]) -> Grid:

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.judged import Details, FailIf
+from efftrain_cli.cli.judged import Details, FailIf, conclude
 from efftrain_cli.cli.options import (
     Array,
     CompareFormat,
@@ -64,7 +64,6 @@ def study(
     """
     if plan + check + status > 1:
         raise UsageError("--plan, --check and --status exclude each other\n  give one of them")
-    from efftrain_cli.cli.judged import end_with_verdict, show
     from efftrain_cli.foundation.console import print_folded
     from efftrain_cli.study.conduct import conduct, runner_of
     from efftrain_cli.study.plans import read_study
@@ -85,5 +84,6 @@ def study(
     runner = runner_of(planned, device, devices, jobs, array=array)
     comparison = conduct(planned, runner)
     before = [planned.study.question] if planned.study.question else []
-    show(comparison, format_, output, details=details, plot=plot, before=before)
-    end_with_verdict(comparison, fail_if)
+    conclude(
+        comparison, format_, output, details=details, plot=plot, fail_if=fail_if, before=before
+    )

@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import override_keys, recipe_names
-from efftrain_cli.cli.judged import Details, FailIf
+from efftrain_cli.cli.judged import Details, FailIf, conclude
 from efftrain_cli.cli.options import (
     Array,
     Baseline,
@@ -69,7 +69,6 @@ def sweep(
     the compute-equivalent gain, where each point is a run with its own budget.
     """
     from efftrain_cli import sweep as command
-    from efftrain_cli.cli.judged import end_with_verdict, show
     from efftrain_cli.foundation.console import print_folded, print_json
     from efftrain_cli.trials.array import ArrayWriter
     from efftrain_cli.trials.costs import costs_of, disk_lines
@@ -98,8 +97,7 @@ def sweep(
         varied = [key for key, values in settings.items() if len(values) > 1]
         lines = command.grid_text(runs, varied) or command.row_lines(rows)
     if comparison is not None:
-        show(comparison, format_, output, details=details, plot=plot)
-        end_with_verdict(comparison, fail_if)
+        conclude(comparison, format_, output, details=details, plot=plot, fail_if=fail_if)
     elif format_ == "json":
         print_json(rows)
     else:
