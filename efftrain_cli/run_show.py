@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from efftrain_cli.foundation.errors import CheckpointError, DataError, EfftrainE
 from efftrain_cli.foundation.records import read_record
 from efftrain_cli.plan.describe import LABEL
 from efftrain_cli.recipe.draft import shown_path
-from efftrain_cli.run.directory import checkpoint_step, checkpoints_of
+from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.lines import read_file
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run.metrics import all_rows
@@ -150,33 +150,18 @@ def values_of_run(path: Path) -> dict[str, Any]:
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def list_checkpoints(run: Path) -> list[dict[str, Any]]:
-    """Return the checkpoints of a run, oldest first: step, bytes, time, path."""
-    checkpoints = []
-    for path in checkpoints_of(run):
-        try:
-            size = sum(file.stat().st_size for file in path.iterdir())
-            written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-        except FileNotFoundError:  # the run is training, and has just removed it
-            continue
-        checkpoint = {
-            "step": checkpoint_step(path),
-            "bytes": size,
-            "written": written.isoformat(timespec="seconds"),
-            "path": str(path),
-        }
-        checkpoints.append(checkpoint)
-    return checkpoints
-
-
 def describe_checkpoints(run: Path) -> list[str]:
     """Return a line for each checkpoint of a run, oldest first, and for what lies among them."""
     lines = []
-    for each in list_checkpoints(run):
-        when = f"{datetime.fromisoformat(each['written']).astimezone():%Y-%m-%d %H:%M:%S}"
-        name = Path(each["path"]).name
-        lines.append(f"{name}  {human(each['bytes'], 'B'):>9}  {when}")
-    others = set((run / "checkpoints").glob("*")) - set(checkpoints_of(run))
+    checkpoints = checkpoints_of(run)
+    for path in checkpoints:
+        try:
+            size = sum(file.stat().st_size for file in path.iterdir())
+            written = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+        except FileNotFoundError:  # the run is training, and has just removed it
+            continue
+        lines.append(f"{path.name}  {human(size, 'B'):>9}  {written:%Y-%m-%d %H:%M:%S}")
+    others = set((run / "checkpoints").glob("*")) - set(checkpoints)
     lines += [f"{'no checkpoint':<15}  {path}" for path in sorted(others)]
     return lines or [f"run {run.name!r} has no checkpoint yet"]
 

@@ -111,16 +111,12 @@ def show(
 
 
 @runs_app.command(examples=("efftrain runs checkpoints small-seed1234",))
-def checkpoints(name: RunArgument, format_: TableOrJson = "table") -> None:
+def checkpoints(name: RunArgument) -> None:
     """List what a run has saved: step, size, time."""
     from efftrain_cli.run.names import find_run
-    from efftrain_cli.run_show import describe_checkpoints, list_checkpoints
+    from efftrain_cli.run_show import describe_checkpoints
 
-    path = find_run(name)
-    if format_ == "json":
-        print_json(list_checkpoints(path))
-    else:
-        print("\n".join(describe_checkpoints(path)))
+    print("\n".join(describe_checkpoints(find_run(name))))
 
 
 @runs_app.command(examples=("efftrain runs verify small-seed1234",))

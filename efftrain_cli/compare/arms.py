@@ -52,23 +52,16 @@ class Arm:
         return run.status == "diverged" or run.final_loss > self.stuck_above
 
 
-def arms_of(
-    runs: Iterable[Run],
-    baseline: str | None = None,
-    every_setting: bool = False,
-) -> list[Arm]:
-    """Group runs into arms, the baseline first.
+def ordered_arms(arms: Sequence[Arm], baseline: str | None = None) -> list[Arm]:
+    """Return arms with names of their own and the level of stuck runs, the baseline first.
 
     Args:
         baseline: name of an arm or run, or a glob; default: the first recipe without a method.
-        every_setting: take all settings of a recipe instead of its best.
 
     Raises:
-        UsageError: two runs have one recipe and seed, or `baseline` is not one arm.
+        UsageError: `baseline` is not one arm.
     """
-    arms = group_runs(runs)
-    if not every_setting:
-        arms = best_settings(arms)
+    arms = list(arms)
     recipes = Counter(arm.label for arm in arms)
     for number, arm in enumerate(arms):
         if recipes[arm.label] > 1:

@@ -59,13 +59,12 @@ def find_refusals(runs: Sequence[Run]) -> list[str]:
 
 def find_unshared(pairs: Sequence[Pairs]) -> list[str]:
     """Return a caveat for each run without a partner in any pair of arms."""
+    kept: set[str] = set()
     unshared: dict[str, None] = {}
     for each in pairs:
+        kept |= {run.name for run in each.runs}
         unshared |= dict.fromkeys(each.unshared)
-    for each in pairs:
-        for run in each.runs:
-            unshared.pop(run.name, None)
-    names = list(unshared)
+    names = [name for name in unshared if name not in kept]
     verb = "has" if len(names) == 1 else "have"
     return [f"{listed(names)} {verb} no partner: left out"] if names else []
 

@@ -10,9 +10,10 @@ import pandas as pd
 
 from efftrain_cli.compare.arms import (
     Arm,
-    arms_of,
     best_at_scales,
+    best_settings,
     group_runs,
+    ordered_arms,
     pair_up,
 )
 from efftrain_cli.compare.checks import (
@@ -135,7 +136,7 @@ def compare(
     """Compare arms with a baseline.
 
     Args:
-        baseline: see `arms_of`.
+        baseline: see `ordered_arms`.
         target: loss to reach, nats per token; default: that of a claim, if it has one.
         share: share of alpha that may be spent: see `shares`.
         allow: show losses that do not compare, and judge nothing.
@@ -148,7 +149,9 @@ def compare(
         UsageError: losses do not compare, or there is one arm only.
     """
     runs = list(runs)
-    base, *others = arms = arms_of(runs, baseline, every_setting)
+    every = group_runs(runs)
+    chosen = every if every_setting else best_settings(every)
+    base, *others = arms = ordered_arms(chosen, baseline)
     if len({arm.label for arm in arms}) < max(2, len(arms)):
         raise UsageError(
             "a comparison needs two arms or more, each with its own name\n"
@@ -162,7 +165,6 @@ def compare(
     if is_one_recipe and baseline is None:
         claims = ()
         caveats.append("settings of one recipe: --baseline names one to judge the others by")
-    every = group_runs(runs)
     scales = {arm.scale for arm in arms}
     rivals = [arm for arm in every if arm.scale in scales]
     grid = grid_frame(rivals, varied_keys(rivals))
