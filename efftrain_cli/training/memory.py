@@ -96,17 +96,6 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
     """Turn running out of memory, of the device or the host, into an OutOfMemoryError that names
     what to change."""
     sequences, seq_len = summary.largest_micro_batch
-    ways = []
-    if sequences > 1:
-        note = ""
-        if any(method.cut_matters() for method in recipe.methods.values()):
-            note = ", another result by its method"
-        tokens = recipe.train.micro_batch_tokens
-        ways.append(f"train.micro_batch_tokens = {sequences // 2 * seq_len} (now {tokens}{note})")
-    if recipe.train.activation_checkpointing is not True:
-        ways.append("train.activation_checkpointing = true (slower, much less memory)")
-    if sequences == 1:
-        ways.append("a lower model.seq_len or a smaller model (another result)")
 
     def message(error: BaseException) -> str:
         cause = "MemoryError"
@@ -115,11 +104,28 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
         return (
             "out of memory in the largest micro-batch planned,"
             f" {sequences} sequences of {seq_len} tokens: {cause}\n"
-            f"  set {', or '.join(ways)}"
+            f"  {_smaller_batch(recipe, sequences, sequences // 2, seq_len)}"
         )
 
     with _out_of_memory_as(message):
         yield
+
+
+def _smaller_batch(recipe: Recipe, sequences: int, fewer: int, seq_len: int) -> str:
+    """Say how a micro-batch takes less memory; of more than one of `sequences`, by `fewer`."""
+    train = recipe.train
+    ways = []
+    if sequences > 1:
+        note = ""
+        if any(method.cut_matters() for method in recipe.methods.values()):
+            note = ", another result by its method"
+        tokens = f"{fewer * seq_len} (now {train.micro_batch_tokens}{note})"
+        ways.append(f"train.micro_batch_tokens = {tokens}")
+    if train.activation_checkpointing is not True:
+        ways.append("train.activation_checkpointing = true (slower, much less memory)")
+    if sequences == 1:
+        ways.append("a lower model.seq_len or a smaller model (another result)")
+    return f"set {', or '.join(ways)}"
 
 
 @contextmanager
@@ -170,7 +176,6 @@ def _check_machine(
     Raises:
         OutOfMemoryError: they do not.
     """
-    train = recipe.train
     seq_len = config.seq_len
     sequences = full_micro_batch(recipe)
     state = state_bytes(recipe, config)
@@ -180,7 +185,7 @@ def _check_machine(
     needed = held
     with_batches = ""
     if trains:
-        dtype = "bf16" if train.dtype == "bf16" else "fp32"
+        dtype = "bf16" if recipe.train.dtype == "bf16" else "fp32"
         needed += training_bytes(recipe, config, sequences, seq_len, dtype=dtype) - state
         with_batches = f" on micro-batches of {sequences} x {seq_len} tokens"
     processes = 1
@@ -191,19 +196,15 @@ def _check_machine(
     if needed * processes <= memory:
         return
 
-    ways = []
-    if 1 <= memory // needed < processes:
-        ways.append(f"set --devices {memory // needed}")
+    fix = _smaller_batch(recipe, sequences, 1, seq_len)
     if held > memory:
-        ways.append(_smaller(config))
-    elif sequences > 1:
-        ways.append(f"set train.micro_batch_tokens = {seq_len} (now {train.micro_batch_tokens})")
-    if train.activation_checkpointing is not True and held <= memory:
-        ways.append("set train.activation_checkpointing = true")
+        fix = _smaller(config)
+    if 1 <= memory // needed < processes:
+        fix = f"set --devices {memory // needed}, or {fix}"
     raise OutOfMemoryError(
         f"out of memory: {model}{with_batches} needs about {human(needed, 'B')}{each},"
         f" and this machine has {human(memory, 'B')} in all\n"
-        f"  {' or '.join(ways) or 'lower model.seq_len'}, or train on a device with more memory"
+        f"  {fix}, or train on a device with more memory"
     )
 
 

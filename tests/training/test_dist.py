@@ -18,7 +18,7 @@ from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.plan import micro_batch_multiple
 from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.training import dist
-from efftrain_cli.training.launch import needs_launch, process_rank, refuse_several
+from efftrain_cli.training.launch import process_rank, refuse_several
 from tests.tiny import tiny_recipe
 
 RECIPE = tiny_recipe("model.n_layer=1", "train.tokens=10_000", "train.micro_batch_tokens=64")
@@ -66,14 +66,6 @@ def test_ranks_that_cannot_meet_are_told_what_to_set(monkeypatch):
     set_all(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_PORT="29500")
     with pytest.raises(UsageError, match="cannot reach each other"), dist.joined():
         pass
-
-
-def test_another_number_of_processes_than_devices_says(monkeypatch):
-    assert needs_launch(2) and not needs_launch(1)
-    set_all(monkeypatch, WORLD_SIZE="2", RANK="0")
-    assert not needs_launch(2) and not needs_launch(1)
-    with pytest.raises(UsageError, match="--devices 3, and torchrun or srun has started 2"):
-        needs_launch(3)
 
 
 def test_the_command_line_of_a_process_that_devices_start(monkeypatch):

@@ -116,8 +116,8 @@ SMALLEST = ["train.micro_batch_tokens=1024", "train.activation_checkpointing=tru
 @pytest.mark.parametrize(
     "words, fix",
     [
-        ([], "set train.micro_batch_tokens = 1024 (now 32768) or set train.activation_check"),
-        (SMALLEST, "lower model.seq_len"),
+        ([], "set train.micro_batch_tokens = 1024 (now 32768), or train.activation_check"),
+        (SMALLEST, "set a lower model.seq_len"),
     ],
 )
 def test_activations_that_no_memory_holds_are_refused_before_building(words, fix, monkeypatch):
