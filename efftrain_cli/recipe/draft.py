@@ -10,7 +10,6 @@ parallel=false`).
 
 from __future__ import annotations
 
-import itertools
 import re
 import tomllib
 from collections import Counter
@@ -162,10 +161,9 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
 
 
 def first_comment(path: Path) -> str:
-    """Return the first sentence of the comment that a recipe's file opens with: what it is."""
-    comment = itertools.takewhile(lambda line: line.startswith("#"), _text(path).split("\n"))
-    opening = " ".join(line.lstrip("#").strip() for line in comment)
-    return re.split(r"(?<=[.?!])(?<!et al\.)\s", opening, maxsplit=1)[0]
+    """Return the first line of a recipe's file if it is a comment: what the recipe is."""
+    line = _text(path).split("\n")[0]
+    return line.lstrip("# ") if line.startswith("#") else ""
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def mine(tmp_path: Path) -> Path:
     path = tmp_path / "recipes" / "mine.toml"
     path.parent.mkdir()
     path.write_text(
-        '# My own recipe. Its second sentence.\nbase = "small"\n\n[optim]\nlr ='
+        '# My own recipe.\n# Its second line.\nbase = "small"\n\n[optim]\nlr ='
         ' 4e-3\n[train]\ntokens = "3M"\n'
     )
     return path
@@ -77,7 +77,7 @@ def test_show_is_toml_that_loads_and_names_origins(efftrain, mine, tmp_path):
     copy.write_text(done.stdout)
     assert load_recipe(str(copy)) == load_recipe(str(mine), ["seed=7"])
     origin = dict(re.findall(r"^(\w+) = .*?  # (.*)$", done.stdout, re.MULTILINE))
-    assert origin["lr"] == "mine.toml:5"
+    assert origin["lr"] == "mine.toml:6"
     assert origin["n_layer"].startswith("small.toml:")
     assert origin["seed"] == "--set"
     assert origin["eps"] == "default"
