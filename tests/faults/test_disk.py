@@ -122,25 +122,6 @@ def test_the_disk_fills_up_and_is_freed(lab):
     lab.assert_equal_runs("r", "whole", 20)
 
 
-@pytest.mark.slow
-def test_the_disk_is_full_at_the_end(lab):
-    """F15: exit code 6 with bytes needed and free; the previous checkpoint is intact and can be
-    continued elsewhere."""
-    recipe = lab.recipe()
-    process = on_small_disk(lab, recipe, full_from=7)
-    errors = process.errors
-    assert process.code == 6, errors
-    assert "Traceback" not in errors
-    assert "bytes needed, 0 bytes free" in errors[errors.rindex("error: ") :]
-    assert [path.name for path in (lab.folder / "after" / "r" / "checkpoints").iterdir()] == [
-        "step-00000005"
-    ]
-    shutil.copytree(lab.folder / "after" / "r", lab.run("r"))
-    lab.resume()
-    lab.train("whole", recipe=recipe)
-    lab.assert_equal_runs("r", "whole", 20)
-
-
 def test_too_little_disk_at_the_start(lab):
     """F16: nothing is begun, nothing is left."""
     process = on_small_disk(lab, lab.recipe(), size=3 << 20)

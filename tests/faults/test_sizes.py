@@ -3,13 +3,9 @@ seconds."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
-from efftrain_cli.foundation.errors import CheckpointError, RecipeError
-from efftrain_cli.model.hf import read_hf
+from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.recipe.recipe import load_recipe
 from tests.faults.conftest import call
 from tests.launch import BASELINE
@@ -45,23 +41,3 @@ def test_a_recipe_with_hundreds_of_mistakes(tmp_path):
     assert "has 300 mistakes" in text and text.endswith("and 200 more")
     assert "checkpoint.unknown_99 " in text and "checkpoint.unknown_100 " not in text
     assert len(raised.value.problems) == 300
-
-
-@pytest.mark.parametrize("kind", ["a pipe", "/dev/zero"])
-def test_what_is_no_ordinary_file_is_not_read(tmp_path, kind):
-    """F97: a pipe would be waited for, and /dev/zero never ends."""
-
-    def place(path: Path) -> Path:
-        path.parent.mkdir(exist_ok=True)
-        if kind == "a pipe":
-            os.mkfifo(path)
-        else:
-            path.symlink_to("/dev/zero")
-        return path
-
-    config = place(tmp_path / "hf" / "config.json")
-    with pytest.raises(CheckpointError, match=r"config\.json .*not an ordinary file"):
-        read_hf(config.parent)
-    place(tmp_path / "text.toml")
-    with pytest.raises(RecipeError, match="there is no recipe"):
-        load_recipe(str(tmp_path / "text.toml"))

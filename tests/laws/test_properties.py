@@ -18,7 +18,6 @@ from efftrain_cli.foundation.section import parse_count
 from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.plan import accumulation_steps, plan_run
-from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName
 from efftrain_cli.recipe.sections import Train
 from efftrain_cli.run.lines import parse, sealed, split_lines
@@ -226,36 +225,6 @@ def test_a_line_comes_back_as_it_was_and_no_flipped_bit_of_it_passes(row, data):
 
 
 # --- recipes --------------------------------------------------------------------------------------
-
-
-@quick
-@given(
-    st.floats(1e-6, 1.0),
-    st.integers(0, 10_000),
-    st.integers(1, 10**9),
-    st.integers(1, 512),
-    st.integers(0, 2**62),
-    st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=20),
-    st.one_of(st.none(), warmups.filter(lambda warmup: warmup.start % warmup.multiple == 0)),
-)
-def test_a_recipe_comes_back_from_its_toml_equal(
-    lr, warmup_steps, tokens, batch_size, seed, project, warmup
-):
-    try:
-        recipe = replace(
-            RECIPE,
-            optim=replace(RECIPE.optim, lr=lr, min_lr=lr / 10, warmup_steps=warmup_steps),
-            train=Train(tokens=tokens, batch_size=batch_size),
-            wandb=replace(RECIPE.wandb, project=project),
-            seed=seed,
-            seq_len_warmup=warmup,
-        )
-    except ValueError:
-        assume(False)
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "recipe.toml"
-        path.write_text(dump_recipe(recipe), encoding="utf-8")
-        assert load_recipe(str(path)) == recipe
 
 
 @quick
