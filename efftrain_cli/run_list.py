@@ -19,7 +19,7 @@ from efftrain_cli.foundation.errors import EfftrainError, UsageError
 from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import damaged
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
-from efftrain_cli.run.lines import last_lines
+from efftrain_cli.run.lines import Values, newest_lines
 from efftrain_cli.run.metrics import to_float
 from efftrain_cli.run.names import RunGroup, run_groups, runs_named
 from efftrain_cli.run.origin import RESTORE, read_origin
@@ -147,19 +147,22 @@ def glance(path: Path) -> Glance:
     try:
         read_origin(path)
         metrics = path / "metrics.jsonl"
-        rows = last_lines(metrics)
-        if not rows and metrics.exists() and metrics.stat().st_size:
+        last: Values = {}
+        val_loss = math.nan
+        for row in newest_lines(metrics):
+            last = last or row
+            val_loss = to_float(row.get("val_loss"))
+            if not math.isnan(val_loss):
+                break
+        if not last and metrics.exists() and metrics.stat().st_size:
             raise damaged(metrics, "none of its last lines is whole", RESTORE)
-        last = rows[-1] if rows else {}
         tokens = to_float(last.get("tokens", 0))
         status = status_of(path, last)
         if status == "running":
             status = f"{100 * min(1.0, tokens / budget_of(path)):.0f} %"
     except Exception as error:  # one run that nobody can read must not hide the others
         return Glance(name, "unreadable", written, problem=fault_of(path, error))
-    losses = [to_float(row.get("val_loss")) for row in rows]
-    known = [loss for loss in losses if not math.isnan(loss)]
-    return Glance(name, status, written, tokens, known[-1] if known else math.nan)
+    return Glance(name, status, written, tokens, val_loss)
 
 
 def glance_at_group(group: RunGroup) -> Glance:

@@ -183,11 +183,11 @@ def differences_figure(rows: Sequence[Result]) -> Figure:
 
 def rates_figure(grid: pd.DataFrame) -> Figure:
     """Draw the mean final loss of each recipe against the setting that was varied alone."""
-    title, *keys = grid.columns[:-4] if len(grid) else ["arm"]
+    keys = list(grid.columns[1:-4])
     text = "Final loss against what was varied: mean of seeds"
     figure, axes = new_figure(text, "".join(keys), LOSS, "log")
     if len(keys) == 1 and pd.api.types.is_numeric_dtype(grid[keys[0]]):
-        for arm, rows in grid.groupby(title, sort=False):
+        for arm, rows in grid.groupby("arm", sort=False):
             axes.plot(rows[keys[0]], rows.loss, label=str(arm))
     return figure
 

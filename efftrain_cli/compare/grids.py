@@ -30,11 +30,9 @@ def grid_frame(arms: Sequence[Arm], keys: Sequence[str]) -> pd.DataFrame:
         arms: of all settings.
         keys: what was varied, dotted.
     """
-    if not keys:
-        return pd.DataFrame()
     best = best_of_each(arms)
     rows = []
-    for arm in arms:
+    for arm in arms if keys else ():
         rivals = [each for each in arms if each.first.arm == arm.first.arm]
         row = {
             "arm": arm.first.arm,
@@ -45,7 +43,8 @@ def grid_frame(arms: Sequence[Arm], keys: Sequence[str]) -> pd.DataFrame:
             "edge": beyond(arm, rivals, keys) if arm in best else "",
         }
         rows.append(row)
-    return pd.DataFrame(rows).sort_values(list(keys), kind="stable")
+    columns = ["arm", *keys, "loss", "seeds", "best", "edge"]
+    return pd.DataFrame(rows, columns=columns).sort_values(list(keys), kind="stable")
 
 
 def beyond(
@@ -71,8 +70,6 @@ def beyond(
 
 def edge_notes(grid: pd.DataFrame) -> list[str]:
     """Return a note per recipe whose best setting is at an edge, with what would widen the grid."""
-    if grid.empty:
-        return []
     edges = grid[grid.edge != ""]
     template = "{}: best at the edge of its grid; add {}".format
     return list(map(template, edges.arm, edges.edge))
@@ -80,8 +77,6 @@ def edge_notes(grid: pd.DataFrame) -> list[str]:
 
 def choice_notes(grid: pd.DataFrame) -> list[str]:
     """Return a caveat per recipe that is the best of several settings by the judged seeds."""
-    if grid.empty:
-        return []
     tried = grid.groupby("arm", sort=False).size()
     template = "{}: the best of {} settings by these seeds: flattered".format
     return [template(arm, count) for arm, count in tried.items() if count > 1]

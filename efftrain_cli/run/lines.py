@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -118,15 +118,19 @@ def read_lines(path: Path) -> list[Values]:
     return [value for value in values if value is not None]
 
 
-def last_lines(path: Path) -> list[Values]:
-    """Return the last whole objects of a file, without reading more of it; [] without a file."""
+def newest_lines(path: Path) -> Iterator[Values]:
+    """Yield the last whole objects of a file, the newest first, of which only the end is read; none
+    without a file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             texts = split_lines(file.read()).texts
     except FileNotFoundError:
-        return []
-    return [value for value in map(parse, texts) if value is not None]
+        return
+    for text in reversed(texts):
+        value = parse(text)
+        if value is not None:
+            yield value
 
 
 class JsonLines:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import CheckpointError, DataError
-from efftrain_cli.run.lines import Values, last_lines, read_file, read_lines
+from efftrain_cli.run.lines import Values, newest_lines, read_file, read_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,7 +109,7 @@ def last_row(run: Path) -> Values:
     """Return the last whole row of a run, whether it counts or not, else {}. Read the end of the
     file only."""
     with contextlib.suppress(OSError):
-        for row in last_lines(run / "metrics.jsonl")[-1:]:
+        for row in newest_lines(run / "metrics.jsonl"):
             return row
     return {}
 

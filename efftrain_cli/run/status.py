@@ -11,7 +11,7 @@ from typing import Any
 
 from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import damaged
-from efftrain_cli.run.lines import Values, last_lines
+from efftrain_cli.run.lines import Values, newest_lines
 from efftrain_cli.run.metrics import to_float
 from efftrain_cli.run.origin import RESTORE
 from efftrain_cli.run.small_files import read_recipe_values
@@ -46,14 +46,12 @@ def status_of(path: Path, last: Values) -> str:
     if not last:
         return "not started"
     end = "crashed"
-    for event in last_lines(path / "events.jsonl"):
-        match event.get("event"):
-            case "start" | "resume":
-                end = "crashed"
-            case "end":
-                end = ENDS.get(str(event.get("status")), "crashed")
-            case "diverged" | "signal" as kind:
-                end = ENDS[kind]
+    for event in newest_lines(path / "events.jsonl"):
+        kind = event.get("event")
+        if kind in ("start", "resume", "end", "diverged", "signal"):
+            how = event.get("status") if kind == "end" else kind
+            end = ENDS.get(str(how), "crashed")
+            break
     if last.get("nonfinite") is True:
         return "diverged"
     if end in ENDED or math.isnan(to_float(last.get("val_loss"))):
