@@ -1,6 +1,6 @@
 """Measure how many bits a real model's sums need; compare with theory.
 
-    python benchmarks/accumulation.py RUN [--error 0.04] [--operands fp8_e5m2] [--samples 4096]
+    python benchmarks/accumulation.py RUN [--error 0.04] [--operands fp8_e5m2]
 
 The model of a checkpoint makes one forward and backward pass over the next micro-batch of its
 training data. Every linear layer has three products. Of each, some outputs are drawn, and their
@@ -44,6 +44,8 @@ _SUMS = 1 << 14
 """Running sums worked on at once in each width: they and their scratch stay in a CPU's cache."""
 _EXPONENT = 0x7F800000
 """The exponent bits of fp32: a number without its sign and mantissa is its power of two."""
+SAMPLES = 4096
+"""Outputs drawn from each product."""
 FAR = 6.0
 """Standard deviations from 0 beyond which a product counts as an outlier."""
 MANY = 0.002
@@ -110,8 +112,6 @@ class Measure:
     """Draws outputs of a layer's products and sums them again."""
 
     operands: str
-    samples: int
-    """Outputs drawn from each product."""
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def layer(self, name: str, x: Tensor, weight: Tensor, grad: Tensor) -> Iterator[dict[str, Any]]:
@@ -140,8 +140,8 @@ class Measure:
         """Yield what was measured of some outputs of `a` (m, n) times `b` (n, columns), for all
         bits and chunks."""
         n = a.shape[1]
-        rows = torch.randint(a.shape[0], (self.samples,), generator=self.generator).to(a.device)
-        columns = torch.randint(b.shape[1], (self.samples,), generator=self.generator).to(a.device)
+        rows = torch.randint(a.shape[0], (SAMPLES,), generator=self.generator).to(a.device)
+        columns = torch.randint(b.shape[1], (SAMPLES,), generator=self.generator).to(a.device)
         terms = a.t().index_select(1, rows).mul_(b.index_select(1, columns))  # (n, samples)
         exact = terms.sum(dim=0, dtype=torch.float64)
         mean = exact / n
@@ -261,12 +261,11 @@ def main() -> None:
         help="relative error allowed in a product; the theory's threshold is at about 0.04",
     )
     parser.add_argument("--operands", choices=MANTISSA_BITS, default="fp8_e5m2")
-    parser.add_argument("--samples", type=int, default=4096, help="outputs of each product")
     options = parser.parse_args()
 
     path = find_run(options.run)
     trained = load_trained_model(path.name, None, choose_device("auto"))
-    measure = Measure(options.operands, options.samples)
+    measure = Measure(options.operands)
     tokens, targets = micro_batch(trained)
     sums = pd.DataFrame(measure_model(trained.model, tokens, targets, measure))
     print(

@@ -4,8 +4,7 @@
 
 Run it where `efftrain study docs/evidence/STUDY.toml` trained. A study called NAME has
 NAME/looks.csv, NAME/runs.csv and NAME/curves.csv; a second study of the same page, PAGE-SECOND, has
-PAGE/SECOND-looks.csv and so on. Where runs.csv was there before, it prints how far the final losses
-are from those.
+PAGE/SECOND-looks.csv and so on.
 """
 
 from __future__ import annotations
@@ -93,21 +92,11 @@ def looks_of(plan: Plan) -> pd.DataFrame:
 
 
 def write(study: str) -> None:
-    """Write the tables of a study; print how its final losses differ from the ones before."""
+    """Write the tables of a study."""
     folder, prefix = tables_of(study)
     plan = read_study(EVIDENCE / f"{study}.toml")
     runs = runs_of(plan)
-    path = folder / f"{prefix}runs.csv"
-    if path.exists():
-        before = pd.read_csv(path, index_col="run").final_loss
-        after = pd.to_numeric(runs.set_index("run").final_loss)
-        differences = (after - before).abs().dropna()
-        print(
-            f"{study}: {len(differences)} of {len(before)} runs before, {len(after)} now; final"
-            f" losses differ by at most {differences.max():.6f} nats,"
-            f" {(differences < 1.5e-6).sum()} by none"
-        )
-    runs.to_csv(path, index=False, lineterminator="\n")
+    runs.to_csv(folder / f"{prefix}runs.csv", index=False, lineterminator="\n")
     looks_of(plan).to_csv(folder / f"{prefix}looks.csv", index=False, lineterminator="\n")
     curves = pd.concat([curve(run) for run in runs.run])
     curves.to_csv(folder / f"{prefix}curves.csv", index=False, lineterminator="\n")

@@ -12,7 +12,6 @@ effects are in standard deviations of a pair's difference. A standard error at 5
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -341,12 +340,12 @@ def write_table(
     done: np.ndarray,
 ) -> None:
     """Write a row per cell."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["cell", "pairs", "counted", "percent", "mean runs", "repetitions"])
-        means = totals / done[:, None]
-        for (cell, pairs, counted, _), (share, runs), n in zip(every, means, done, strict=True):
-            writer.writerow([cell, pairs, counted, f"{100 * share:.2f}", f"{runs:.1f}", n])
+    table = pd.DataFrame([cell[:3] for cell in every], columns=["cell", "pairs", "counted"])
+    shares, runs = (totals / done[:, None]).T
+    table["percent"] = (100 * shares).round(2)
+    table["mean runs"] = runs.round(1)
+    table["repetitions"] = done
+    table.to_csv(path, index=False)
 
 
 if __name__ == "__main__":

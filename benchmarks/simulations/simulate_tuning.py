@@ -12,18 +12,16 @@ cost, in full runs.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
-import sys
 
 import numpy as np
+import pandas as pd
 
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.tune_warmup.candidates import TuneConfig, find_candidates, tokens_of
 from efftrain_cli.tune_warmup.search import Candidates, Probe, Receipt, find_best, search
 
 Random = np.random.Generator
-COLUMNS = ("recipe", "seeds", "found", "within one", "unstable", "mean", "95 %")
 
 
 def steps_of(setting: tuple[str, ...]) -> int:
@@ -32,9 +30,9 @@ def steps_of(setting: tuple[str, ...]) -> int:
     return int(value) if value.isdigit() else 0
 
 
-def share_unstable(steps: int, critical: float, steepness: float) -> float:
+def share_unstable(steps: int, critical: float) -> float:
     """Return the share of seeds on which a duration is unstable."""
-    return 1 / (1 + (critical / steps) ** steepness) if steps else 1.0
+    return 1 / (1 + (critical / steps) ** 8) if steps else 1.0
 
 
 def searched(
@@ -42,7 +40,6 @@ def searched(
     tokens: dict[Probe, int],
     config: TuneConfig,
     critical: float,
-    steepness: float,
     random: Random,
 ) -> tuple[int | None, int]:
     """Return the duration that a search finds, and its tokens; a probe is unstable at a step drawn
@@ -54,7 +51,7 @@ def searched(
         steps = steps_of(probe.setting)
         key = (steps, probe.seed)
         if key not in failures:
-            is_unstable = random.random() < share_unstable(steps, critical, steepness)
+            is_unstable = random.random() < share_unstable(steps, critical)
             end = candidates.horizons[0]
             step = random.uniform(candidates.climb + 1, end) if is_unstable else math.inf
             failures[key] = step
@@ -72,9 +69,7 @@ def searched(
     return duration, sum(spent.values())
 
 
-def search_rates(
-    name: str, seeds: int, steepness: float, repetitions: int, random: Random
-) -> dict[str, float]:
+def search_rates(name: str, seeds: int, repetitions: int, random: Random) -> dict[str, float]:
     """Return shares over critical durations spread evenly (in the logarithm) over the list."""
     config = TuneConfig(recipe=name, seeds=tuple(range(seeds)))
     recipe = load_recipe(name)
@@ -87,10 +82,10 @@ def search_rates(
     costs = []
     for _ in range(repetitions):
         critical = math.exp(random.uniform(low, high))
-        found, spent = searched(candidates, tokens, config, critical, steepness, random)
+        found, spent = searched(candidates, tokens, config, critical, random)
         costs.append(spent / recipe.train.tokens)
         if found is not None:
-            unstable.append(share_unstable(found, critical, steepness))
+            unstable.append(share_unstable(found, critical))
             near += abs(math.log(found / critical)) / math.log(2) * 2 <= 1.1
     return {
         "found": len(unstable) / repetitions,
@@ -106,12 +101,12 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=60)
     repetitions = parser.parse_args().repetitions
     random = np.random.default_rng(1)
-    table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(COLUMNS)
+    rows = []
     for name in ("gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw"):
         for seeds in (1, 2, 3):
-            rates = search_rates(name, seeds, 8.0, repetitions, random)
-            table.writerow((name, seeds, *(f"{value:.3f}" for value in rates.values())))
+            rates = search_rates(name, seeds, repetitions, random)
+            rows.append({"recipe": name, "seeds": seeds, **rates})
+    print(pd.DataFrame(rows).to_csv(index=False, float_format="%.3f"), end="")
 
 
 if __name__ == "__main__":

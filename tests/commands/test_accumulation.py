@@ -31,7 +31,7 @@ def test_the_products_are_those_of_training():
     it."""
     model = random_gpt(config_of(seq_len=8, vocab_size=60), 0.3, seed=0)
     ids = drawn(60, 3, 9, seed=0)
-    accumulation.measure_model(model, ids[:, :-1], ids[:, 1:], Recorder("fp32", 1))
+    accumulation.measure_model(model, ids[:, :-1], ids[:, 1:], Recorder("fp32"))
     (model.loss_sum(ids[:, :-1], ids[:, 1:]) / 24).backward()
     x, weight, grad = seen.pop("head")
     assert (x.shape, weight.shape, grad.shape) == ((24, 16), (64, 16), (24, 64))
@@ -62,7 +62,8 @@ def test_needs_of_sums_by_hand():
 
 def test_the_script_measures_a_run(tmp_path, monkeypatch, capsys):
     path = make_run(tmp_path, overrides=("train.micro_batch_tokens=128", "data.repeat=true"))
-    words = ["rand", "--samples", "32", "--operands", "bf16", "--error", "0.01"]
+    words = ["rand", "--operands", "bf16", "--error", "0.01"]
+    monkeypatch.setattr(accumulation, "SAMPLES", 32)
     monkeypatch.setattr("sys.argv", ["accumulation.py", *words])
     accumulation.main()
     assert "bf16 operands" in capsys.readouterr().out
