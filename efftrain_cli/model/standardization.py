@@ -43,8 +43,11 @@ class _Divergence(torch.autograd.Function):
         share = grad / x.numel()
         slope = 1 - 1 / (variance + ctx.eps)  # type: ignore[attr-defined]
         # mu + (x - mu) slope = mu (1 - slope) + x slope: one pass over x
-        at_zero = share * mean * (1 - slope)
-        grad_x = torch.addcmul(at_zero, x.to(mean.dtype), share * slope)
+        grad_x = torch.addcmul(
+            share * mean * (1 - slope),
+            x.to(mean.dtype),
+            share * slope,
+        )
         return grad_x.to(x.dtype), None
 
 

@@ -9,7 +9,6 @@ never comparable with full ones: the limit is part of the key.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,11 +43,6 @@ class Entry(Record):
     tokens: int | None = None
 
 
-def key_of(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the key of an entry, or of a row of items."""
-    return tuple(entry.get(name) for name in KEY)
-
-
 def read_results(run: Path) -> list[Result]:
     """Return the entries of a run's zeroshot.json, control characters escaped; no entries if it
     does not exist.
@@ -70,19 +64,25 @@ def read_results(run: Path) -> list[Result]:
 def read_items(run: Path) -> list[Result]:
     """Return the rows of a run's zeroshot_items.jsonl that are whole; none if it does not exist."""
     path = run / ITEMS
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [row for row in map(parse, lines) if row is not None]
+    if not path.exists():
+        return []
+    rows = map(parse, path.read_bytes().splitlines())
+    return [row for row in rows if row is not None]
 
 
 def save_result(run: Path, entry: Result, items: list[Result]) -> None:
     """Add an entry and its items, in place of those with the same key. Each file is whole, or as it
     was."""
     key = {name: entry[name] for name in KEY}
-    rows = [row for row in read_items(run) if key_of(row) != key_of(entry)]
-    rows += [{**key, **item} for item in items]
-    entries = [old for old in read_results(run) if key_of(old) != key_of(entry)]
-    entries.append(entry)
-    lines = [json.dumps(row, allow_nan=False) + "\n" for row in rows]
+
+    def without_key(rows: list[Result]) -> list[Result]:
+        return [row for row in rows if not key.items() <= row.items()]
+
+    entries = [*without_key(read_results(run)), entry]
+    rows = without_key(read_items(run))
+    for item in items:
+        rows.append({**key, **item})
     text = json.dumps(entries, indent=1, allow_nan=False)
-    write_whole(run / ITEMS, "".join(lines))
+    lines = [json.dumps(row, allow_nan=False) for row in rows]
+    write_whole(run / ITEMS, "".join(f"{line}\n" for line in lines))
     write_whole(run / RESULTS, text + "\n")
