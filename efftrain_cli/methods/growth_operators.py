@@ -64,7 +64,11 @@ class GrowthState:
     which no operator reshapes. See `efftrain_cli.optim.optimizer.Optimizer`."""
 
 
-def _parts(kind: str, tensor: Tensor, config: GPTConfig) -> Sequence[Tensor]:
+def _parts(
+    kind: str,
+    tensor: Tensor,
+    config: GPTConfig,
+) -> Sequence[Tensor]:
     """Return q, k and v of a fused parameter, which grow one by one; else the whole."""
     if kind.startswith("fused"):
         return tensor.split(config.qkv_rows)
@@ -72,7 +76,8 @@ def _parts(kind: str, tensor: Tensor, config: GPTConfig) -> Sequence[Tensor]:
 
 
 def _map_moments(
-    state: GrowthState, grow_moment: Callable[[str, Tensor, int], Tensor]
+    state: GrowthState,
+    grow_moment: Callable[[str, Tensor, int], Tensor],
 ) -> dict[str, Tensors]:
     """Apply `grow_moment(name, tensor, power of the gradient)` to the optimizer's tensors; counters
     stay."""
@@ -97,7 +102,12 @@ def _spread(tensor: Tensor) -> Tensor:
     return tensor.double().std(correction=0).cpu()
 
 
-def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
+def _widen(
+    kind: str,
+    tensor: Tensor,
+    factor: int,
+    fill: bool,
+) -> Tensor:
     """Repeat `tensor` to its k-fold shape, unscaled; `fill`: a matrix's blocks beside the diagonal
     are copies too."""
     if kind == "head_norm":
@@ -111,7 +121,11 @@ def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
     return torch.block_diag(*[tensor] * factor)
 
 
-def _cancelling_blocks(tensor: Tensor, factor: int, generator: torch.Generator) -> Tensor:
+def _cancelling_blocks(
+    tensor: Tensor,
+    factor: int,
+    generator: torch.Generator,
+) -> Tensor:
     """Draw A: random blocks in the k-fold shape of a matrix; each row of blocks sums to 0."""
     rows, columns = tensor.shape
     blocks = _normal((factor, factor, rows, columns), generator)
@@ -178,9 +192,12 @@ def grow_width(
             new = new + torch.cat(blocks)
         parameters[name] = new
 
-    config = grown_shape(state.config, Operator("width", factor))
-    optimizer = _map_moments(state, widen_moment)
-    return dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
+    return dataclasses.replace(
+        state,
+        config=grown_shape(state.config, Operator("width", factor)),
+        parameters=parameters,
+        optimizer=_map_moments(state, widen_moment),
+    )
 
 
 RANDOM_IF_NEW = ("attn.c_attn.weight", "mlp.c_fc.weight", "mlp.c_up.weight")
@@ -205,7 +222,8 @@ def grow_size(
     config = grown_shape(old, operator)
     ratio = math.sqrt(old.n_embd / config.n_embd)
     with torch.device("meta"):
-        shapes = {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
+        target = GPT(config)
+    shapes = {name: parameter.shape for name, parameter in target.named_parameters()}
 
     def is_gain(name: str) -> bool:
         return parameter_kind(name) == "last_norm" or ".ln_" in name
@@ -213,28 +231,38 @@ def grow_size(
     def enlarge(name: str, tensor: Tensor, power: int | None) -> Tensor:
         """Enlarge the parameter, or with `power` a moment that scales with this gradient power."""
         kind = parameter_kind(name)
-        is_fused = kind.startswith("fused")
+        has_normed_rows = config.qk_norm and kind.startswith("fused")
         generator = _generator(seed, name)
         larger = tensor.new_zeros(shapes[name])
-        pairs = zip(_parts(kind, tensor, old), _parts(kind, larger, config), strict=True)
-        for number, (source, part) in enumerate(pairs):
+        sources = _parts(kind, tensor, old)
+        parts = _parts(kind, larger, config)
+        for number, source in enumerate(sources):
+            part = parts[number]
+            # Of gains, and of the rows of q and k.
             factor = 1.0
-            if is_gain(name) or (config.qk_norm and is_fused and number < 2):
+            if is_gain(name) or (has_normed_rows and number < 2):
                 factor = ratio
-            if power is None and is_gain(name):
-                part.fill_(ratio)
-            elif power is None and name.endswith(RANDOM_IF_NEW):
-                part.copy_(_normal(part.shape, generator) * (factor * _spread(source)))
             scale = factor
             if power is not None:
                 scale = factor**-power
+            elif is_gain(name):
+                part.fill_(ratio)
+            elif name.endswith(RANDOM_IF_NEW):
+                new_entries = _normal(part.shape, generator)
+                part.copy_(new_entries * (factor * _spread(source)))
             old_entries = tuple(slice(size) for size in source.shape)
             part[old_entries] = source * scale
         return larger
 
-    parameters = {name: enlarge(name, tensor, None) for name, tensor in state.parameters.items()}
-    optimizer = _map_moments(state, enlarge)
-    return dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
+    parameters = {}
+    for name, tensor in state.parameters.items():
+        parameters[name] = enlarge(name, tensor, None)
+    return dataclasses.replace(
+        state,
+        config=config,
+        parameters=parameters,
+        optimizer=_map_moments(state, enlarge),
+    )
 
 
 def _identity_layer(part: str, like: Tensor, config: GPTConfig) -> Tensor:
