@@ -151,7 +151,7 @@ def _progress(console: Console | None) -> Iterator[Report]:
     from rich.console import Console
 
     console = console or Console(quiet=True, force_terminal=False)
-    title = "preparing the data (once; the next run finds it in the cache)"
+    title = "preparing the data (once)"
     with show_progress(console, title, 10.0) as tell:
         yield tell
 

@@ -42,7 +42,7 @@ def recipe(tmp_path: Path) -> str:
 def test_prepare_says_what_it_made_and_then_finds_it(efftrain, recipe, tmp_path):
     cache = {"EFFTRAIN_CACHE": str(tmp_path / "cache")}
     first = efftrain("prepare", "--recipe", recipe, **cache)
-    assert first.stderr.startswith("preparing the data (once;")
+    assert first.stderr.startswith("preparing the data (once)")
     text, shards, following = first.stdout.splitlines()
     assert re.fullmatch(r"text    1 document: \S+ tokens for training, \S+ for validation", text)
     assert re.fullmatch(r"shards  \S+ kB in the cache; \d+ m?s", shards)
