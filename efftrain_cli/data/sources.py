@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from efftrain_cli.foundation.environment import expanded
-from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from efftrain_cli.recipe.sections import Data
@@ -190,6 +190,9 @@ def _hub_dataset(
     named = _HUB.fullmatch(entry)
     if named is None or path.suffix in {**KINDS, **MORE_KINDS}:
         fix = 'name files, folders or patterns, a Hub dataset "owner/name", or "stdlib"'
+        if path.parent.is_dir():
+            names = [file.name for file in path.parent.iterdir()]
+            fix = nearest(path.name, names, most=1, cutoff=0.6) or fix
         if "," in entry:
             several = ", ".join(f'"{part.strip()}"' for part in entry.strip("[]").split(","))
             fix = f"several are written as a list: --set 'data.train=[{several}]'"

@@ -30,8 +30,6 @@ class Problem:
     """Place of the value: "file:line" or "--set key=value"."""
     suggestion: str | None = None
     """Nearest valid key."""
-    doc: str = ""
-    """Description of the key, or of the suggested one."""
 
 
 class Breaches(ValueError):

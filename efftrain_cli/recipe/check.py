@@ -99,7 +99,7 @@ def validated(draft: Draft, cls: type[T], kind: str = "recipe") -> T:
             table.pop(name, None)
         for item in value if isinstance(value, list) else [value]:
             if rule := _unwritable(item):
-                raise recipe_error(draft.name, [_problem(draft, cls, key, rule)], kind)
+                raise recipe_error(draft.name, [_problem(draft, key, rule)], kind)
     problems = list(draft.problems)
     try:
         # As JSON: there, strict types take a list for a tuple and a table for a section.
@@ -151,19 +151,15 @@ def _problems_of(draft: Draft, cls: Any, error: ValidationError) -> list[Problem
             rule += f"; {place} has {', '.join(names)}"
         # A key that is missing because it is misspelt is one mistake.
         if rule != REQUIRED or key not in meant.values():
-            problems.append(_problem(draft, cls, key, rule, suggestion))
+            problems.append(_problem(draft, key, rule, suggestion))
     return problems
 
 
-def _problem(draft: Draft, cls: Any, key: str, rule: str, suggestion: str | None = None) -> Problem:
-    """Return a problem with the key's value, place and description."""
+def _problem(draft: Draft, key: str, rule: str, suggestion: str | None = None) -> Problem:
+    """Return a problem with the key's value and place."""
     # A rule between keys may be broken by an override of another key that it names.
     named = [draft.places.get(name, "") for name in re.findall(r"\w+\.[\w.]*\w", rule)]
     overrides = [place for place in named if place.startswith("--set")]
-    described = suggestion or unnumbered(key)
-    doc = ""
-    if described in known_keys(cls):
-        doc = f"{described}: {known_keys(cls)[described].description}"
     value = flatten(draft.values).get(key)
     return Problem(
         key=key,
@@ -171,7 +167,6 @@ def _problem(draft: Draft, cls: Any, key: str, rule: str, suggestion: str | None
         value=None if value in (None, {}) else toml_value(value)[:100],
         source=", ".join(dict.fromkeys([draft.origin(key), *overrides])),
         suggestion=suggestion,
-        doc=doc,
     )
 
 

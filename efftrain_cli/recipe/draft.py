@@ -79,11 +79,9 @@ def recipe_error(name: str, problems: Sequence[Problem], kind: str = "recipe") -
         rule = problem.rule.replace("\n", "\n    ")
         if problem.suggestion:
             rule += f"; did you mean {problem.suggestion}?"
-        lines += ["", f"  {what}   ({problem.source})", f"    {rule}"]
-        if problem.doc:
-            lines.append(f"    {problem.doc}")
+        lines += [f"  {what}   ({problem.source})", f"    {rule}"]
     if len(problems) > MISTAKES:
-        lines += ["", f"  and {len(problems) - MISTAKES:,} more"]
+        lines += [f"  and {len(problems) - MISTAKES:,} more"]
     return RecipeError("\n".join(lines), problems)
 
 

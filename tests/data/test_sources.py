@@ -105,6 +105,9 @@ def test_everything_that_is_not_there_is_said_at_once(tmp_path, monkeypatch):
     faults = [line for line in lines if not line.startswith("  ")]
     assert len(faults) == len(lines) / 2 == 6
     assert all(line.startswith("data.valid = ") for line in faults)
+    assert lines[1] == '  name files, folders or patterns, a Hub dataset "owner/name", or "stdlib"'
+    with pytest.raises(DataError, match=r"\n  did you mean book.pdf\?$"):
+        find_sources(Data(train="book.txt"))
     assert "no such file" in faults[0] and str(tmp_path) in faults[0]
     assert "nothing" in faults[1] and "matches this pattern" in faults[2] and "1 .pdf" in faults[3]
     assert lines[-1] == """  several are written as a list: --set 'data.train=["a.txt", "b.txt"]'"""

@@ -305,7 +305,7 @@ rows = assert_resumes_exactly_at_every_step(tiny_recipe(noisy))
 stds = [row["gradient_noise_std"] for row in rows[1:3]]
 assert stds == pytest.approx([0.1, 0.1 * 2**-0.275])
 assert losses("gradient_noise.eta=0") == losses() != losses(noisy)
-with pytest.raises(RecipeError, match="Variance of the noise"):
+with pytest.raises(RecipeError, match="gradient_noise.eta = -1"):
     tiny_recipe("gradient_noise.eta=-1")
 """
 """Of the worked example: it resumes, is neutral at zero, and refuses a bad value."""

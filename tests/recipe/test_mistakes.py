@@ -87,11 +87,9 @@ target = 0.5
     assert found["trian"].suggestion == "train"
     lines = str(caught.value).split("\n")
     assert lines[0] == "recipe 'bad' has 7 mistakes; nothing was run"
+    assert len(lines) == 1 + 2 * 7
     place = lines.index("  optim.learning_rate = 0.0003   (recipes/bad.toml:3)")
-    assert lines[place + 1 : place + 3] == [
-        "    unknown key; did you mean optim.lr?",
-        "    optim.lr: Peak learning rate.",
-    ]
+    assert lines[place + 1] == "    unknown key; did you mean optim.lr?"
 
 
 def test_a_rule_that_an_override_breaks_names_the_override(folder):
