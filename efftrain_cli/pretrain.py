@@ -212,8 +212,12 @@ def train(
 ) -> None:
     """Train to the end of the budget or step `until`; record the end, whatever it is."""
     recipe = session.recipe
+    resumed = ""
     if run is not None:
-        show_header(make_console(), run, session, state.progress, summary)
+        if state.progress.step:
+            resumed = f"{run.name} after step {state.progress.step:,}"
+        else:
+            show_header(make_console(), run, session, summary)
         warning = cut_warning(recipe, summary)
         if warning:
             say(f"warning: {warning}")
@@ -228,7 +232,7 @@ def train(
             if with_probe and has_steps and not is_ring:
                 seconds = probe_seconds(session, state, summary)
                 speedup = bf16_speedup(session, state, summary, seconds)
-            show_steps(make_console(), recipe, summary, seconds, speedup)
+            show_steps(make_console(), recipe, summary, seconds, speedup, resumed)
             if state.division is None:
                 # Other kinds of processors may draw other last bits.
                 dist.broadcast(list(state.weights().values()))

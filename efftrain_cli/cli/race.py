@@ -164,8 +164,16 @@ def begin(plan: Plan, yes: bool) -> None:
     if plan.study.command:
         say(race_line(plan))
         return
-    costs = costs_of([*tuning_trials(plan), *plan.trials(plan.looks[-1])], weights_only=True)
-    say(f"{race_line(plan)}; at most {costs}")
+    tuning = tuning_trials(plan)
+    first, costs = [
+        costs_of([*tuning, *plan.trials(look)], weights_only=True)
+        for look in (plan.looks[0], plan.looks[-1])
+    ]
+    time = str(costs) if not costs.runs else costs.time
+    if first.seconds and costs.seconds:
+        span = f"{human_seconds(first.seconds)} to {human_seconds(costs.seconds)}"
+        time = f"about {span} (by earlier runs)"
+    say(f"{race_line(plan)}, {time}")
     seconds = costs.seconds or 0.0
     if yes or (seconds <= LONG and costs.disk <= LARGE):
         return

@@ -52,16 +52,13 @@ def show_header(
     console: Console,
     run: RunDirectory,
     session: Session,
-    before: Progress,
     plan: PlanSummary,
 ) -> None:
-    """Print what is about to be trained, before anything is spent."""
+    """Print what a new run trains, before anything is spent."""
     recipe = session.recipe
     corpus = session.corpus
     epochs = session.train_data.epochs(plan.windows)
     first = f"run     {run.name} on {describe_place(session)}"
-    if before.step:
-        first = f"resumed {run.name} after step {before.step:,} of {plan.steps:,}"
     text = text_line(recipe, corpus.train.tokens, epochs)
     print_labelled(console, [first, text, model_line(recipe, corpus.vocab_size)], indent=LABEL)
 
@@ -76,9 +73,16 @@ def show_steps(
     plan: PlanSummary,
     seconds: float | None,
     speedup: float | None = None,
+    resumed: str = "",
 ) -> None:
-    """Print the steps, their seconds if they were probed, and what bf16 would gain, if much."""
+    """Print the steps, their seconds if they were probed, and what bf16 would gain, if much.
+
+    Args:
+        resumed: run and step of a resumed run, whose steps were printed when it began.
+    """
     line = steps_line(recipe, plan)
+    if resumed:
+        line = f"resumed {resumed} of {plan.steps:,}"
     if seconds is not None:
         shared = ""
         if dist.world_size() > 1:

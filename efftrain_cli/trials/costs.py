@@ -26,16 +26,20 @@ class Costs:
     disk: int
     """Bytes."""
 
+    @property
+    def time(self) -> str:
+        """The seconds in words."""
+        if self.seconds is None:
+            return "time unknown: nothing was measured here"
+        return f"about {human_seconds(self.seconds)} (by earlier runs)"
+
     def __str__(self) -> str:
         if not self.runs:
             return "nothing is left to train"
-        time = "time unknown: nothing was measured here"
-        if self.seconds is not None:
-            time = f"about {human_seconds(self.seconds)} (by earlier runs)"
         parts = [
             counted(self.runs, "run"),
             f"{human(self.tokens)} tokens",
-            time,
+            self.time,
             f"{human(self.disk, 'B')} of disk",
         ]
         return ", ".join(parts)

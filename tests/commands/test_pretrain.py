@@ -72,7 +72,7 @@ def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained):
     # (5120 - 640).
     assert "lr      jumps from 0.0003 to 0.00183 with step 21" in done.output
     said = done.output
-    assert said.index("jumps from") < said.index("steps   40 of")
+    assert said.index("jumps from") < said.index("resumed r after step 20 of 40")
     assert trained.rows("r")[21]["lr"] == pytest.approx(0.00183, rel=5e-3)
 
 
@@ -182,12 +182,10 @@ def test_the_header_says_what_is_trained(lab, shown, monkeypatch):
     plan = summarize_plan(recipe, None, 300)
     monkeypatch.setattr(display, "data_warnings", lambda *words: ["little text"])
     run: Any = SimpleNamespace(name="r-seed1")
-    for step in (0, 5):
-        display.show_header(shown, run, session_of(recipe), Progress(step=step), plan)
-    first, resumed = shown.file.getvalue().splitlines()[::5]
+    display.show_header(shown, run, session_of(recipe), plan)
+    first, *others = shown.file.getvalue().splitlines()
     assert first == "run     r-seed1 on cpu, 2 threads, fp32, deterministic kernels"
-    assert resumed == "resumed r-seed1 after step 5 of 20"
-    assert shown.file.getvalue().splitlines()[1:5] == [
+    assert others == [
         "text    stdlib: 50K tokens for training; 1.50 epochs",
         "model   2 x 64, context 32: 123K parameters",
         "warning: a note",
@@ -208,6 +206,14 @@ def test_time_on_several_devices_is_said_to_be_of_an_even_share(lab, shown, monk
     assert together.endswith("; about 1 min 40 s (probed, if 4 devices share them at no cost)")
 
 
+def test_a_resumed_run_is_one_line(lab, shown):
+    recipe = load_recipe(lab.recipe())
+    plan = summarize_plan(recipe, None, 300)
+    display.show_steps(shown, recipe, plan, 8.0, resumed="r-seed1 after step 5")
+    line = "resumed r-seed1 after step 5 of 20; about 8 s (probed)\n"
+    assert shown.file.getvalue() == line
+
+
 def test_a_faster_type_is_named_if_it_gains_much(lab, shown):
     recipe = load_recipe(lab.recipe())
     plan = summarize_plan(recipe, None, 300)
@@ -222,13 +228,12 @@ def test_all_tokens_are_verified_if_asked(lab):
     """F34: a bit that flips on the disk leaves no other trace."""
     cache = {"EFFTRAIN_CACHE": str(lab.folder / "cache")}
     lab.train("r", "--steps 0", **cache)
-    (shard,) = (lab.folder / "cache").glob("corpora/*/train-00000.bin")
+    (shard,) = (lab.folder / "cache").glob("corpora/*/train.bin")
     flip(shard, 8000)
     stat = shard.stat()
     verified = shard.with_name("verified.json")
     known = json.loads(verified.read_text())
-    stamp = [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-    known["stamps"][shard.name] = stamp
+    known["train"] = [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
     verified.write_text(json.dumps(known))
     lab.resume("r", "--steps 1", **cache)
     errors = lab.resume("r", "--steps 2 --verify-data full", code=3, **cache).errors

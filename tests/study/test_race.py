@@ -17,7 +17,7 @@ from efftrain_cli.study.plans import UNEQUAL, read_study
 from efftrain_cli.study.race import race_plan
 from efftrain_cli.study.registration import read_looks
 from efftrain_cli.study.text import progress_text
-from tests.conftest import cli
+from tests.conftest import invoke
 from tests.fake_runs import write_run
 from tests.study.fake import Fake, recipes
 
@@ -227,10 +227,11 @@ def test_a_best_value_at_an_edge_names_what_widens_the_grid(folder):
 def test_a_long_race_asks_first(folder, monkeypatch):
     """Without a terminal it needs --yes."""
     monkeypatch.setattr("efftrain_cli.cli.race.LARGE", 0.0)
-    with pytest.raises(
-        UsageError, match=r"this race may take .*: no terminal to ask on\n  give --yes"
-    ):
-        cli("race a.toml b.toml")
+    refused = invoke("race a.toml b.toml")
+    line = "3, 5, then 8 pairs: 6 to 16 runs, time unknown: nothing was measured here\n"
+    assert refused.stderr == line
+    said = r"this race may take .*: no terminal to ask on\n  give --yes"
+    assert re.fullmatch(said, str(refused.exception))
     assert not (folder / "runs").exists()
 
 
