@@ -202,7 +202,7 @@ def plan_of(
         del values["sizes"], values["tokens_per_parameter"], values["branches"]
         values.pop("tuning.sizes", None)
     if study.command:
-        check_command(study.command, len(study.arms))
+        check_command(study.command)
         check_metric(study.metric)
     arms: list[PlannedArm] = []
     for arm in sorted(study.arms, key=lambda arm: arm.name != study.baseline):

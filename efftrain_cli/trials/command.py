@@ -43,9 +43,6 @@ class CommandRunner:
     failed_exit: int | None = None
     """Exit code of a command whose training diverged."""
 
-    def __post_init__(self) -> None:
-        check_metric(self.metric)
-
     def train(self, trials: Sequence[Trial], title: str = "") -> list[Run]:
         """Train trials by their commands, as `Runner.train`.
 
@@ -123,18 +120,15 @@ def check_metric(metric: str) -> None:
         )
 
 
-def check_command(command: str, arms: int) -> None:
+def check_command(command: str) -> None:
     """Check that a command depends on seed and arm.
 
     Raises:
         UsageError: it lacks a place for one of them.
     """
-    places = ["{seed}"]
-    if arms > 1:
-        places.append("{arm}")
-    for place in places:
-        reads_variable = place == "{seed}" and "SEED" in command
-        if place not in command and not reads_variable:
+    reads_seed = "{seed}" in command or "SEED" in command
+    for place, is_read in (("{seed}", reads_seed), ("{arm}", "{arm}" in command)):
+        if not is_read:
             raise UsageError(
                 f"--command {command!r} has no {place}: its runs would be one run\n"
                 "  write it as 'python train.py --seed {seed} --opt {arm}'"
@@ -151,8 +145,7 @@ def curve_of(metric: str, output: str) -> pd.DataFrame:
     rows = []
     for match in re.finditer(metric, output):
         rows.append(match.groupdict() or {"val_loss": match[1]})
-    curve = pd.DataFrame(rows, columns=list(rows[0]) if rows else ["val_loss"])
-    curve = curve.apply(pd.to_numeric, errors="coerce")
+    curve = pd.DataFrame(rows).apply(pd.to_numeric, errors="coerce")
     if "step" not in curve:
         # Without a step only the last match is known to be at the end.
         return curve[-1:]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from efftrain_cli.foundation.console import counted, human, human_seconds
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.plan.cost import disk_bytes
+from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.plan.rates import seconds_left
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.metrics import last_row
@@ -51,21 +52,33 @@ def costs_of(trials: Sequence[Trial], weights_only: bool = False) -> Costs:
     Args:
         weights_only: finished runs keep their last weights only.
     """
-    tokens = disk = runs = 0
-    times: list[float | None] = []
+    runs = tokens = disk = 0
+    seconds: float | None = 0.0
     for trial in trials:
         if state_of(trial) in ENDED:
             continue
         recipe = recipe_of(trial)
-        row = last_row(runs_root() / trial.name)
-        left = recipe.train.tokens - int(row.get("tokens") or trial.begun)
+        needed = tokens_left(trial)
+        time = seconds_left(recipe, needed)
         runs += 1
-        tokens += max(left, 0)
+        tokens += needed
         disk += disk_bytes(recipe, weights_only)
-        times.append(seconds_left(recipe, max(left, 0)))
-    known = [time for time in times if time is not None]
-    seconds = sum(known) if len(known) == len(times) else None
+        seconds = None if seconds is None or time is None else seconds + time
     return Costs(runs, tokens, seconds, disk)
+
+
+def tokens_so_far(trial: Trial) -> int:
+    """Return the tokens of a run's last row; of one that has none, those it begins with."""
+    return int(last_row(runs_root() / trial.name).get("tokens") or trial.begun)
+
+
+def tokens_left(trial: Trial) -> int:
+    """Return the tokens that a trial still needs."""
+    recipe = recipe_of(trial)
+    tokens = recipe.train.tokens
+    if trial.until is not None:
+        tokens = summarize_plan(recipe, until=trial.until).tokens
+    return max(0, tokens - tokens_so_far(trial))
 
 
 def disk_lines(costs: Costs) -> list[str]:

@@ -45,7 +45,6 @@ from efftrain_cli.foundation.signals import (
     stop_reason,
 )
 from efftrain_cli.plan.cost import check_memory
-from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.names import MEMBERS
@@ -53,6 +52,7 @@ from efftrain_cli.run.reading import Run, load_run
 from efftrain_cli.run.stability import PROBE
 from efftrain_cli.run.status import ENDED
 from efftrain_cli.training.launch import check_devices
+from efftrain_cli.trials.costs import tokens_left, tokens_so_far
 from efftrain_cli.trials.processes import Child, ForkServer, Launch, launch_cold
 from efftrain_cli.trials.trial import Trial, check_trials, last_lines, recipe_of, state_of
 
@@ -329,20 +329,6 @@ def read_trial(trial: Trial) -> Run:
     """Read the run of a trial, under the trial's label."""
     run = load_run(run_path(trial.name))
     return replace(run, arm=trial.arm or run.arm, status=state_of(trial))
-
-
-def tokens_so_far(trial: Trial) -> int:
-    """Return the tokens of a run's last row; of one that has none, those it begins with."""
-    return int(last_row(runs_root() / trial.name).get("tokens") or trial.begun)
-
-
-def tokens_left(trial: Trial) -> int:
-    """Return the tokens that a trial still needs."""
-    recipe = recipe_of(trial)
-    tokens = recipe.train.tokens
-    if trial.until is not None:
-        tokens = summarize_plan(recipe, until=trial.until).tokens
-    return max(0, tokens - tokens_so_far(trial))
 
 
 def result_text(slot: _Slot, state: str) -> str:

@@ -179,7 +179,7 @@ def test_a_sweep_imports_torch_once(folder):
 
 
 def test_what_cannot_be_forked_is_started_anew(place):
-    """Something starts a thread in every Python here."""
+    """Something starts a thread in every Python here; and variables that exceed a packet."""
     hook = place.folder / "hook"
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(THREAD)
@@ -188,6 +188,8 @@ def test_what_cannot_be_forked_is_started_anew(place):
     child = place.start("anew", launch=launch, PYTHONPATH=f"{REPOSITORY}:{hook}")
     assert child.wait() == 0, place.log("anew").read_text()
     assert "not safe to fork: 2 threads" in log.read_text()
+    large = {f"LARGE{number}": "x" * 100_000 for number in range(3)}
+    assert place.start("plan", line="--plan", **large).wait() == 0
 
 
 @pytest.mark.slow
