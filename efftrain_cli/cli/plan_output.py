@@ -23,7 +23,7 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.cost import PlanCost, plan_cost
 from efftrain_cli.plan.describe import LABEL, model_line, steps_line, text_line
 from efftrain_cli.plan.devices import PlannedDevice
-from efftrain_cli.plan.preview import assumptions, csv_lines, staged_warnings
+from efftrain_cli.plan.preview import csv_lines, staged_warnings
 from efftrain_cli.plan.rates import measured_rate
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sizes import likely_vocabulary
@@ -90,8 +90,9 @@ def print_plan(
         )
     epochs = _epochs(recipe, facts.corpus, cost)
     seconds, by = _time(recipe, cost, device, kind)
-    for line in assumptions(recipe):
-        say(f"assumed: {line}")
+    for method in recipe.methods.values():
+        for line in method.assumptions(recipe):
+            say(f"assumed: {line}")
     for warning in staged_warnings(recipe, cost.summary.end):
         say(f"warning: {warning}")
     if form == "json":

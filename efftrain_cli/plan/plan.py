@@ -196,14 +196,6 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
     )
 
 
-def method_columns(recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
-    """Return the methods' columns of a step's row of metrics.jsonl, each with a method prefix."""
-    columns: dict[str, float | None] = {}
-    for method in recipe.methods.values():
-        columns |= method.columns(recipe, plan, result)
-    return columns
-
-
 def after_evaluation(recipe: Recipe, progress: Progress, val_loss: float) -> Progress:
     """Return the progress once the host has read a validation loss, if the stage's switch reads it.
 

@@ -98,14 +98,6 @@ def csv_lines(
         )
 
 
-def assumptions(recipe: Recipe) -> list[str]:
-    """List what a plan cannot know in advance, and what it assumes instead."""
-    lines = []
-    for method in recipe.methods.values():
-        lines += method.assumptions(recipe)
-    return lines
-
-
 def staged_warnings(recipe: Recipe, end: Progress) -> Iterator[str]:
     """Yield what is probably not meant about the stages of a plan that ends with `end`.
 

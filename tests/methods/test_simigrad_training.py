@@ -13,7 +13,7 @@ from torch import Tensor
 from efftrain_cli.foundation.step import Progress, StepResult
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.plan.plan import after_growth, method_columns, plan_run, plan_step
+from efftrain_cli.plan.plan import after_growth, plan_run, plan_step
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from tests.tiny import gradient_of, random_batch, tiny_recipe
 
@@ -65,7 +65,8 @@ def test_columns_of_a_step():
     plan = plan_step(section, Progress(batch_size=16))
 
     def columns(dots: tuple[float, float, float] | None) -> dict[str, float | None]:
-        found = method_columns(section, plan, StepResult(tokens=1, flops=0, simigrad_dots=dots))
+        result = StepResult(tokens=1, flops=0, simigrad_dots=dots)
+        found = section.methods["simigrad"].columns(section, plan, result)
         json.dumps(found, allow_nan=False)
         return {name.removeprefix("simigrad_"): value for name, value in found.items()}
 
