@@ -93,17 +93,17 @@ class Branch:
                 " its weights belong to other tokens\n"
                 f"  take the parent's: --set data.tokenizer={tokenizer}"
             )
-        load(self.checkpoint, state, self.recipe)
+        written = load(self.checkpoint, state, self.recipe)
         if self.drops:
             state.in_flight.clear()
-        if dist.is_main():
-            row = latest_rows(self.parent, self.step)[-1:]
-            written = written_recipe(self.checkpoint)
-            rate = row[0].get("lr") if row else None
-            change = rate_change(rate, state.progress, written, self.recipe)
-            for line in (change, self.drops and f"warning: {self.drops}"):
-                if line:
-                    say(line)
+        if not dist.is_main():
+            return
+        for row in latest_rows(self.parent, self.step)[-1:]:
+            change = rate_change(row.get("lr"), state.progress, written, self.recipe)
+            if change:
+                say(change)
+        if self.drops:
+            say(f"warning: {self.drops}")
 
     @property
     def origin(self) -> dict[str, object]:

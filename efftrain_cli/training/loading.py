@@ -72,16 +72,10 @@ def load_newest(run: Path, state: TrainState, recipe: Recipe) -> Loaded:
         CheckpointError: there are checkpoints but none is whole.
         NewerFormatError: the newest was written by a newer efftrain.
     """
-
-    def read(path: Path) -> Recipe:
-        written = written_recipe(path)
-        load(path, state, recipe)
-        return written
-
     checkpoints = checkpoints_of(run)
     if not checkpoints:
         return Loaded(None, read_recipe(run), {})
-    return Loaded(*newest_whole(checkpoints, read))
+    return Loaded(*newest_whole(checkpoints, lambda path: load(path, state, recipe)))
 
 
 def newest_whole(
@@ -131,8 +125,9 @@ def newest_recipe(run: Path) -> Recipe:
     return read_recipe(run)
 
 
-def load(path: Path, state: TrainState, recipe: Recipe) -> None:
-    """Load a checkpoint into `state`, which takes the size of the checkpoint's stage.
+def load(path: Path, state: TrainState, recipe: Recipe) -> Recipe:
+    """Load a checkpoint into `state`, which takes the size of the checkpoint's stage; return the
+    recipe that it was written with.
 
     Raises:
         CheckpointError: it is damaged, or its tensors do not fit; `state` is useless then.
@@ -141,6 +136,7 @@ def load(path: Path, state: TrainState, recipe: Recipe) -> None:
     check_hash(path / "progress.json", files)
     check_hash(path / "recipe.toml", files)
     progress = read_progress(path)
+    written = read_recipe(path)
     # A checkpoint that was passed over may have been of a later stage.
     if recipe.stages:
         set_stage(state, recipe, progress.stage)
@@ -150,6 +146,7 @@ def load(path: Path, state: TrainState, recipe: Recipe) -> None:
     if "method.safetensors" in files:
         take(path / "method.safetensors", files, state.load_in_flight)
     state.progress = progress
+    return written
 
 
 def take(
