@@ -104,7 +104,7 @@ def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
     )
     writer.add(ids)
     writer.close()
-    shards = TokenShards(writer.path, writer.shards, vocab_size)
+    shards = TokenShards(writer.path, writer.split, vocab_size)
     return Windows(shards, recipe.model.seq_len, recipe.seed, pin_memory=torch.cuda.is_available())
 
 

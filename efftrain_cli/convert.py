@@ -8,10 +8,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from efftrain_cli.data import hub
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.console import say
-from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
+from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.model.hf import read_hf, read_hf_config
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.recipe.sections import model_overrides
@@ -20,16 +19,6 @@ from efftrain_cli.training.build import state_of
 from efftrain_cli.training.checkpoint import create_run
 from efftrain_cli.training.origin import software_origin
 
-_FILES = [
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "model.safetensors",
-    "model-*.safetensors",
-    "model.safetensors.index.json",
-]
-"""Files of a model repository that are read."""
-
 
 def import_hf(
     directory: Path,
@@ -37,6 +26,7 @@ def import_hf(
     recipe_name: str = "small",
     overrides: Sequence[str] = (),
     *,
+    source: str = "",
     text_is_meant: bool = False,
 ) -> Path:
     """Create run `name`, with the directory's weights as checkpoint 0; return its directory.
@@ -45,7 +35,7 @@ def import_hf(
     optimizer, budget) is the recipe's. The optimizer's moments begin at 0: the format has none.
 
     Args:
-        directory: also a model of the Hub, "owner/name" or "owner/name@revision".
+        source: what names it in the run; default: the directory.
         text_is_meant: the recipe's text is what the user wants to train on. Where it is not, and no
             override names one, training on asks for it.
 
@@ -57,8 +47,7 @@ def import_hf(
     """
     if run_path(name).exists():
         raise taken(name)
-    source = str(directory)
-    directory = _local_copy(directory)
+    source = source or str(directory)
     for override in overrides:
         if override.startswith(("model.", "data.tokenizer", "stages")):
             raise UsageError(
@@ -107,34 +96,6 @@ def import_hf(
                 "import": {"directory": Path(source).name, "parameters": model.parameter_count}
             },
         )
-
-
-def _local_copy(directory: Path) -> Path:
-    """Return the directory, or where the Hub's cache holds that model, downloaded if necessary.
-
-    Raises:
-        UsageError: it is neither.
-        DataError: the model cannot be downloaded.
-    """
-    if directory.is_dir():
-        return directory
-    named = hub.MODEL_NAME.fullmatch(str(directory))
-    if named is None or directory.exists():
-        raise UsageError(
-            f"{directory} is not a directory\n"
-            "  name one that transformers' save_pretrained wrote,"
-            " or a model of the Hub, as openai-community/gpt2"
-        )
-    import huggingface_hub
-
-    reason = hub.hub_unreachable()
-    try:
-        copy = huggingface_hub.snapshot_download(
-            named[1], revision=named[2], allow_patterns=_FILES, local_files_only=bool(reason)
-        )
-    except Exception as error:  # of several HTTP libraries
-        raise DataError(f"{directory} cannot be downloaded: {reason or error}") from error
-    return Path(copy)
 
 
 def _origin(

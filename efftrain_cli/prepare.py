@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from efftrain_cli.data.corpus import Corpus, SplitEntry, TokenShards
+from efftrain_cli.data.corpus import Corpus, TokenShards
 from efftrain_cli.data.windows import Windows, data_warnings
 from efftrain_cli.foundation.console import (
     human,
@@ -51,8 +51,8 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
             )
     splits = (corpus.train, corpus.valid)
     return {
-        "train": _side(corpus.train, manifest.train, manifest.sources["train"]),
-        "valid": _side(corpus.valid, manifest.valid, manifest.sources["valid"]),
+        "train": _side(corpus.train, manifest.sources["train"]),
+        "valid": _side(corpus.valid, manifest.sources["valid"]),
         "split": manifest.split,
         "tokenizer": recipe.data.tokenizer,
         "tokenizer_sha256": corpus.tokenizer_sha256,
@@ -74,13 +74,13 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _side(shards: TokenShards, entry: SplitEntry, sources: list[str]) -> dict[str, Any]:
+def _side(shards: TokenShards, sources: list[str]) -> dict[str, Any]:
     return {
         "sources": sources,
-        "documents": shards.documents,
-        "bytes": entry.bytes,
+        "documents": shards.split.documents,
+        "bytes": shards.split.bytes,
         "tokens": shards.tokens,
-        "shards": len(shards.shards),
+        "shards": len(shards.split.shards),
     }
 
 

@@ -157,4 +157,4 @@ def windows_of(
     writer = ShardWriter(folder / "train.bin", vocab_size)
     writer.add(np.append(ids, vocab_size - 1))
     writer.close()
-    return Windows(TokenShards(writer.path, writer.shards, vocab_size), seq_len, seed)
+    return Windows(TokenShards(writer.path, writer.split, vocab_size), seq_len, seed)

@@ -74,7 +74,7 @@ class Bench:
         writer = ShardWriter(folder / "tokens.bin", vocab)
         writer.add(np.asarray(tokens, dtype=np.uint32))
         writer.close()
-        return TokenShards(writer.path, writer.shards, vocab)
+        return TokenShards(writer.path, writer.split, vocab)
 
 
 class Training:

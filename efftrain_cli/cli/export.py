@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import Option
 
@@ -17,17 +17,13 @@ from efftrain_cli.cli.options import CheckpointOption, RunArgument
 )
 def export(
     run: RunArgument,
-    format_: Annotated[
-        Literal["hf"],
-        Option("--format", help="hf: a directory that transformers' AutoModelForCausalLM loads."),
-    ] = "hf",
     out: Annotated[
         Path | None,
         Option(help="Directory to write to; it must not hold any files.", show_default="RUN-hf"),
     ] = None,
     checkpoint: CheckpointOption = None,
 ) -> None:
-    """Write a trained model, with its tokenizer, in a form that other programs can load."""
+    """Write a trained model, with its tokenizer, as transformers stores it."""
     from efftrain_cli.run.names import find_run
 
     run = find_run(run).name  # before PyTorch is imported, which takes seconds

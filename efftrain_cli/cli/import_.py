@@ -45,24 +45,22 @@ def import_(
 ) -> None:
     """Make a run from a GPT-2, Llama or Qwen3 saved by transformers, to evaluate, sample, grow or
     continue it."""
-    from efftrain_cli.data.hub import MODEL_NAME
-    from efftrain_cli.foundation.errors import UsageError
+    from efftrain_cli.data.hub import model_folder
     from efftrain_cli.recipe.draft import find_recipe
 
-    find_recipe(recipe or "small")  # before PyTorch is imported, which takes seconds
-    folder = Path(directory)
-    if not folder.is_dir() and MODEL_NAME.fullmatch(directory) is None:
-        raise UsageError(
-            f"{directory} is not a directory\n"
-            "  name one that transformers' save_pretrained wrote,"
-            " or a model of the Hub as owner/name"
-        )
+    base = recipe or "small"
+    find_recipe(base)  # before PyTorch is imported, which takes seconds
+    folder = model_folder(directory)
     from efftrain_cli.convert import import_hf
 
-    name = name or (folder.resolve().name if folder.is_dir() else folder.name.partition("@")[0])
     path = import_hf(
-        folder, name, recipe or "small", tuple(set_ or ()), text_is_meant=recipe is not None
+        folder,
+        name or Path(directory).resolve().name.partition("@")[0],
+        base,
+        set_ or (),
+        source=directory,
+        text_is_meant=recipe is not None,
     )
-    print(f"{path}: training settings are those of recipe {recipe or 'small'}")
+    print(f"{path}: training settings are those of recipe {base}")
     print(f"  efftrain eval-zeroshot {path.name}")
     print(f"  efftrain pretrain --resume {path.name}")

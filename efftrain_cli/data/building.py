@@ -8,7 +8,6 @@ written again by a later start, with the same bytes.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from efftrain_cli.data.corpus import (
-    NOTHING,
     CorpusManifest,
     ShardWriter,
     SplitEntry,
@@ -39,6 +37,7 @@ from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import fsync, made_beside, sha256_of
 from efftrain_cli.foundation.progress import Report
 from efftrain_cli.foundation.records import Record, digest_of, read_record, write_record
+from efftrain_cli.foundation.signals import check_stop
 
 if TYPE_CHECKING:
     from efftrain_cli.recipe.sections import Data
@@ -143,8 +142,13 @@ class Building:
             self._tokenizer = self._make_tokenizer()
             with made_beside(tokenizer_path) as beside:
                 self._tokenizer.save(beside)
-            nothing = NOTHING.model_copy(update={"parts": [0] * len(self._weights)})
-            place = Place(split=list(self._split), train=nothing, valid=nothing, tally={})
+            parts = len(self._weights)
+            place = Place(
+                split=list(self._split),
+                train=SplitEntry.begin(parts),
+                valid=SplitEntry.begin(parts),
+                tally={},
+            )
             write_record(self.folder / "progress.json", place)
         self._tally = Tally(**place.tally)
         self._open_side = place.open_side
@@ -237,7 +241,7 @@ class Building:
         limit = self.limits._asdict()[side]
         if limit is None:
             return False
-        return self._writers[side].parts[part] >= apportion(self._weights, limit)[part]
+        return self._writers[side].split.parts[part] >= apportion(self._weights, limit)[part]
 
     def _wants(self, piece: Piece) -> bool:
         """Return whether a piece is written: its document is begun, or its side has room."""
@@ -252,6 +256,7 @@ class Building:
 
     def _write(self, batch: list[Piece]) -> None:
         """Tokenize and write a batch, and empty it."""
+        check_stop()
         pieces = [piece for piece in batch if self._wants(piece)]
         batch.clear()
         encoded = self._tokenizer.encode([piece.text for piece in pieces])
@@ -259,14 +264,14 @@ class Building:
             if not self._wants(piece):
                 continue
             writer = self._writers[piece.side]
+            writer.split.documents += piece.is_last
+            writer.split.bytes += len(piece.text.encode())
             self._open_side = piece.side
             if piece.is_last:
                 self._open_side = ""
                 ids = np.append(ids, np.uint32(self._tokenizer.eot_id))
             writer.add(ids, piece.part)
-            writer.documents += piece.is_last
-            writer.bytes += len(piece.text.encode())
-        self.tell("tokens prepared", sum(sum(each.parts) for each in self._writers.values()))
+        self.tell("tokens prepared", sum(sum(each.split.parts) for each in self._writers.values()))
 
     def _close(self) -> None:
         for writer in self._writers.values():
@@ -281,8 +286,8 @@ class Building:
             tally = asdict(self._tally)
         place = Place(
             split=list(self._split),
-            train=self._writers["train"].entry(),
-            valid=self._writers["valid"].entry(),
+            train=self._writers["train"].split,
+            valid=self._writers["valid"].split,
             source=self._number,
             position=position,
             tally=tally,
@@ -298,17 +303,20 @@ class Building:
             how = "given"
         elif self._split.threshold < 0:
             how = "cut"
-        splits = {}
-        for side, wanted in zip(SIDES, ("training", "validation"), strict=True):
-            splits[side] = self._writers[side].entry()
-            if not splits[side].shards:
+        sources: dict[str, dict[str, None]] = {side: {} for side in SIDES}
+        for source in self.text.sources:
+            name = "stdlib" if source.kind == "stdlib" else source.name
+            sources["valid" if source.validates else "train"][name] = None
+        train, valid = (self._writers[side].split for side in SIDES)
+        for split, wanted in ((train, "training"), (valid, "validation")):
+            if not split.shards:
                 raise DataError(
                     f"no text is left for {wanted}; of {self._tally.rows:,} rows and files"
                     f" {self._tally.empty:,} are empty\n"
                     "  give more documents, name validation text in data.valid,"
                     f" or change data.valid_fraction ({self.data.valid_fraction:g})"
                 )
-        hashes = [[shard.sha256 for shard in splits[side].shards] for side in SIDES]
+        hashes = [[shard.sha256 for shard in split.shards] for split in (train, valid)]
         return CorpusManifest(
             schema_version=CorpusManifest.newest,
             tokenizer=TokenizerEntry(
@@ -317,13 +325,10 @@ class Building:
                 vocab_size=tokenizer.vocab_size,
                 eot_id=tokenizer.eot_id,
             ),
-            train=splits["train"],
-            valid=splits["valid"],
+            train=train,
+            valid=valid,
             split=how,
-            sources={
-                "train": describe(self.text, validates=False),
-                "valid": describe(self.text, validates=True),
-            },
+            sources={side: list(names) for side, names in sources.items()},
             tally=asdict(self._tally),
             limits=self.limits._asdict(),
             data_hash=digest_of([tokenizer.sha256, *hashes]),
@@ -339,7 +344,7 @@ class Building:
                 f"data.tokenizer = {self.data.tokenizer!r}: the text repeats too few pairs for"
                 f" {size:,} tokens; the vocabulary has {self._tokenizer.vocab_size:,}"
             )
-        train, valid = (sum(self._writers[side].parts) for side in SIDES)
+        train, valid = (sum(self._writers[side].split.parts) for side in SIDES)
         share = valid / (train + valid)
         fraction = self.data.valid_fraction
         if not self.text.has_valid and self.limits.valid is None and share < fraction / 2:
@@ -347,14 +352,3 @@ class Building:
                 f"validation has {share:.2%} of the tokens, not {fraction:.2%}: the longest"
                 " documents are longer than that. Name validation text in data.valid"
             )
-
-
-def describe(text: TextSources, validates: bool) -> list[str]:
-    """Return the sources of a side in words: the library once, files by path, datasets by name."""
-    sources = [source for source in text.sources if source.validates == validates]
-    names = [source.name for source in sources if source.kind != "stdlib"]
-    library = len(sources) - len(names)
-    if library:
-        version = platform.python_version()
-        names.insert(0, f"standard library of Python {version} ({library} files)")
-    return names

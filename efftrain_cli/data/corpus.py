@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar, NamedTuple
+from typing import IO, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from pydantic import ConfigDict
 
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import sha256_of
@@ -33,7 +34,9 @@ class Shard(Fields):
 
 
 class SplitEntry(Fields):
-    """What a manifest says of a split."""
+    """What is written of a split."""
+
+    model_config = ConfigDict(frozen=False)
 
     shards: list[Shard]
     documents: int
@@ -42,9 +45,10 @@ class SplitEntry(Fields):
     parts: list[int]
     """Tokens of each [[data.sources]], or of the one text."""
 
-
-NOTHING = SplitEntry(shards=[], documents=0, bytes=0, parts=[0])
-"""What a new writer has written."""
+    @classmethod
+    def begin(cls, parts: int = 1) -> Self:
+        """Return the entry of a split of so many sources before anything is written."""
+        return cls(shards=[], documents=0, bytes=0, parts=[0] * parts)
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
@@ -59,21 +63,18 @@ class ShardWriter:
         self,
         path: Path,
         vocab_size: int,
-        written: SplitEntry = NOTHING,
+        split: SplitEntry | None = None,
     ) -> None:
-        """Begin behind the shards that were written; what else the file has is cut off."""
+        """Begin behind the shards that are written; what else the file has is cut off."""
         self.path = path
         self.vocab_size = vocab_size
-        self.shards = list(written.shards)
-        self.documents = written.documents
-        self.bytes = written.bytes
-        self.parts = list(written.parts)
+        self.split = split or SplitEntry.begin()
         self._file: IO[bytes] | None = None
 
     @property
     def open_tokens(self) -> int:
         """Ids of the open shard."""
-        return sum(self.parts) - sum(shard.tokens for shard in self.shards)
+        return sum(self.split.parts) - sum(shard.tokens for shard in self.split.shards)
 
     def add(self, ids: np.ndarray, part: int = 0) -> None:
         """Append ids of a source.
@@ -91,12 +92,12 @@ class ShardWriter:
         dtype = dtype_for(self.vocab_size)
         if self._file is None:
             self._file = open(self.path, "ab")  # noqa: SIM115  closed by close()
-            self._file.truncate(sum(self.parts) * dtype.itemsize)
+            self._file.truncate(sum(self.split.parts) * dtype.itemsize)
             self._hash = hashlib.sha256()
         content = ids.astype(dtype).tobytes()
         self._file.write(content)
         self._hash.update(content)
-        self.parts[part] += len(ids)
+        self.split.parts[part] += len(ids)
 
     def close(self) -> None:
         """End the open shard and flush it to disk; nothing happens if none is open."""
@@ -106,16 +107,8 @@ class ShardWriter:
             self._file = None
             file.flush()
             os.fsync(file.fileno())
-        self.shards.append(Shard(tokens=self.open_tokens, sha256=self._hash.hexdigest()))
-
-    def entry(self) -> SplitEntry:
-        """Return what a manifest says of the closed shards."""
-        return SplitEntry(
-            shards=self.shards,
-            documents=self.documents,
-            bytes=self.bytes,
-            parts=self.parts,
-        )
+        shard = Shard(tokens=self.open_tokens, sha256=self._hash.hexdigest())
+        self.split.shards.append(shard)
 
 
 class Part(NamedTuple):
@@ -146,11 +139,10 @@ class TokenShards:
     """
 
     path: Path
-    shards: list[Shard]
+    split: SplitEntry
     vocab_size: int
     parts: tuple[Part, ...] = ()
     """The sources in their order, if there are several; their tokens stand one after the other."""
-    documents: int = 0
 
     def __post_init__(self) -> None:
         self.stamp = self._read_stamp()
@@ -161,12 +153,12 @@ class TokenShards:
     @property
     def tokens(self) -> int:
         """Token ids, end-of-text tokens included."""
-        return sum(shard.tokens for shard in self.shards)
+        return sum(shard.tokens for shard in self.split.shards)
 
     @property
     def sha256(self) -> str:
         """Fingerprint of every id in order, as the manifest states it."""
-        return text_digest("\n".join(shard.sha256 for shard in self.shards))
+        return text_digest("\n".join(shard.sha256 for shard in self.split.shards))
 
     def read(
         self,
@@ -193,7 +185,7 @@ class TokenShards:
         if stamp == known:
             return
         start = 0
-        for shard in self.shards:
+        for shard in self.split.shards:
             ids = self.ids[start : start + shard.tokens]
             if hashlib.sha256(ids.data).hexdigest() != shard.sha256:
                 raise damaged(self.path, "its tokens are not those that were written")
@@ -342,9 +334,7 @@ def open_corpus(
             for source, tokens in zip(sources, entry.parts, strict=False):
                 parts.append(Part(*source, tokens))
         path = folder / f"{side}.bin"
-        splits[side] = TokenShards(
-            path, entry.shards, tokenizer.vocab_size, tuple(parts), entry.documents
-        )
+        splits[side] = TokenShards(path, entry, tokenizer.vocab_size, tuple(parts))
     return Corpus(
         folder,
         splits["train"],

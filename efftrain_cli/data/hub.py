@@ -13,11 +13,19 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from efftrain_cli.data.sources import Source
-from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.errors import DataError, UsageError
 
 PROBE_SECONDS = 1.0
 MODEL_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
 """A model of the Hub: "owner/name" or "owner/name@revision"."""
+MODEL_FILES = [
+    "config.json",
+    "tokenizer.json",
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+]
+"""Files of a model repository that are read."""
 
 
 def hub_unreachable() -> str:
@@ -148,6 +156,36 @@ def _cached(source: Source, reason: str) -> Any:
                 "  connect, or name local files"
             ) from error
         return datasets.load_dataset(folder, source.config, streaming=True)
+
+
+def model_folder(name: str) -> Path:
+    """Return the folder of that name, or where the Hub's cache holds the model, which is downloaded
+    if the Hub can be asked.
+
+    Raises:
+        UsageError: there is no such folder, and the name is none of a model.
+        DataError: the model cannot be downloaded.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    named = MODEL_NAME.fullmatch(name)
+    if named is None or folder.exists():
+        raise UsageError(
+            f"{name} is not a directory\n"
+            "  name one that transformers' save_pretrained wrote,"
+            " or a model of the Hub as owner/name"
+        )
+    import huggingface_hub
+
+    reason = hub_unreachable()
+    try:
+        copy = huggingface_hub.snapshot_download(
+            named[1], revision=named[2], allow_patterns=MODEL_FILES, local_files_only=bool(reason)
+        )
+    except Exception as error:  # of several HTTP libraries
+        raise DataError(f"{name} cannot be downloaded: {reason or error}") from error
+    return Path(copy)
 
 
 def hub_file(

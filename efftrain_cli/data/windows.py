@@ -106,17 +106,13 @@ class Windows:
         """
         epochs = self.epochs(windows)
         if epochs > 1 and not data.repeat:
+            needed = f"{epochs:.2f} epochs"
             if len(self._parts) > 1:
-                each = ", ".join(
-                    f"{name} {count:.2f}" for name, count in self.epochs_of_sources(windows).items()
-                )
-                raise RecipeError(
-                    f"the budget needs {epochs:.2f} epochs of one of the sources ({each})\n"
-                    "  set data.repeat = true to read it more than once, lower its weight"
-                    " or train.tokens, or give more text"
-                )
+                each = self.epochs_of_sources(windows).items()
+                counts = ", ".join(f"{name} {count:.2f}" for name, count in each)
+                needed += f" of one of the sources ({counts})"
             raise RecipeError(
-                f"the budget needs {epochs:.2f} epochs: {windows:,} windows"
+                f"the budget needs {needed}: {windows:,} windows"
                 f" of {self.seq_len:,} tokens, and the corpus has {self.per_epoch:,}\n"
                 "  set data.repeat = true to read it more than once,"
                 f" divide train.tokens by {int(epochs) + 1:,},"
@@ -135,8 +131,7 @@ class Windows:
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return windows at stream positions start .. start+count-1, int64 (count, seq_len + 1)."""
-        starts = self.starts(start, count).tolist()
-        return self.shards.read(starts, self.seq_len + 1)
+        return self.shards.read(self.starts(start, count), self.seq_len + 1)
 
     def batch(
         self,
@@ -166,12 +161,9 @@ class Windows:
         begin = plan.first_sequence(plan.accumulation_steps * rank // world_size)
         end = plan.first_sequence(plan.accumulation_steps * (rank + 1) // world_size)
         first = begin // each
-        last = -(-end // each)
-        starts = self.starts(plan.window_start + first, last - first)
-        if each > 1:
-            in_windows = starts[:, None] + np.arange(each) * length
-            starts = in_windows.reshape(-1)[begin - first * each : end - first * each]
-        ids = self.shards.read(starts.tolist(), length + 1)
+        starts = self.starts(plan.window_start + first, -(-end // each) - first)
+        windows, inside = np.divmod(np.arange(begin, end), each)
+        ids = self.shards.read(starts[windows - first] + inside * length, length + 1)
         # Copied by numpy: torch would wake its threads for it, which costs more than the copy.
         tokens = torch.from_numpy(np.ascontiguousarray(ids[:, :-1]))
         targets = torch.from_numpy(np.ascontiguousarray(ids[:, 1:]))
@@ -189,9 +181,7 @@ class Windows:
         """
         import torch
 
-        starts = self.validation_starts(count)
-        ids = self.shards.read(starts, self.seq_len + 1)
-        return torch.from_numpy(ids)
+        return torch.from_numpy(self.shards.read(self.validation_starts(count), self.seq_len + 1))
 
     def validation_starts(self, count: int) -> list[int]:
         """Return where the windows of `validation` begin; fails as it does."""
@@ -367,7 +357,7 @@ def frequency_loss(
     """
     places = 64
     length = min(train.tokens, COUNTED // places)
-    starts = np.linspace(0, train.tokens - length, places).astype(int).tolist()
+    starts = np.linspace(0, train.tokens - length, places).astype(int)
     ids = train.read(starts, length)
     counts = 1 + np.bincount(ids.ravel(), minlength=vocab_size)
     log_shares = np.log(counts / counts.sum())

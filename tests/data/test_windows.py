@@ -22,7 +22,7 @@ def counting_shards(folder: Path, tokens: int, *, shard_tokens: int = 1 << 26) -
     for start in range(0, tokens, shard_tokens):
         writer.add(np.arange(start, min(start + shard_tokens, tokens)))
         writer.close()
-    return TokenShards(writer.path, writer.shards, tokens + 1)
+    return TokenShards(writer.path, writer.split, tokens + 1)
 
 
 def plan(batch_size: int, seq_len: int, start: int, sequences_per_window: int = 1) -> StepPlan:

@@ -403,7 +403,7 @@ ROWS = [
     ),
     Row(
         "of transformers cannot compute",
-        "export r --format hf --out hf",
+        "export r --out hf",
         "efftrain sample",
         "sample r --max-tokens 2",
         lambda patch: cli(f"{TRAIN} --name r --set model.qk_norm=true"),

@@ -58,13 +58,11 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     """Prepare a recipe's corpus; return its hash and its counts."""
     found = prepare(recipe.data, limits=limits_of(recipe))
     counts = {"data_hash": found.data_hash, "bytes_per_token": found.bytes_per_token}
-    manifest = found.manifest
-    sides = (("train", found.train, manifest.train), ("valid", found.valid, manifest.valid))
-    for side, shards, entry in sides:
+    for side, shards in (("train", found.train), ("valid", found.valid)):
         counts[side] = {
             "tokens": shards.tokens,
-            "documents": shards.documents,
-            "bytes": entry.bytes,
+            "documents": shards.split.documents,
+            "bytes": shards.split.bytes,
             "parts": [part.tokens for part in shards.parts],
         }
     return counts
