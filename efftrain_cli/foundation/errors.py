@@ -28,8 +28,6 @@ class Problem:
     """The value as TOML; None if no value is shown."""
     source: str = ""
     """Place of the value: "file:line" or "--set key=value"."""
-    suggestion: str | None = None
-    """Nearest valid key."""
 
 
 class Breaches(ValueError):

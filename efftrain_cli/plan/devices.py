@@ -48,9 +48,9 @@ class PlannedDevice:
     """For people."""
     memory: int
     """Bytes; 0 if unknown."""
-    has_bf16: bool
+    has_bf16: bool = False
     """Whether it has units for bf16 matrix products."""
-    has_tf32: bool
+    has_tf32: bool = False
     torch_name: str = ""
     """PyTorch's name of an assumed device; "" for the one here."""
     count: int = 1
@@ -85,7 +85,7 @@ def device_here(device: str) -> PlannedDevice:
                 name="the GPU", memory=min(sizes), has_bf16=is_ampere, has_tf32=is_ampere
             )
     if kind.startswith("cuda"):
-        return PlannedDevice(name="the GPU", memory=0, has_bf16=False, has_tf32=False)
+        return PlannedDevice(name="the GPU", memory=0)
     flags = ""
     with suppress(OSError, UnicodeDecodeError):
         flags = CPU_INFO.read_text(encoding="ascii")
@@ -93,7 +93,6 @@ def device_here(device: str) -> PlannedDevice:
         name="this machine",
         memory=machine_memory() or 0,
         has_bf16="avx512_bf16" in flags or "amx_tile" in flags,
-        has_tf32=False,
     )
 
 
@@ -103,11 +102,10 @@ def assumed_device(text: str) -> PlannedDevice:
     Raises:
         UsageError: the text names no device of GPUS, no device at all, or no share of a peak.
     """
-    known = ", ".join(GPUS)
     found = re.fullmatch(r"(.+?)(?: *x *(\d+))?(?: +at +(\d+(?:\.\d+)?) *%)?", text.strip())
     name = found[1].upper() if found else ""
     if found is None or name not in GPUS:
-        hint = nearest(name, GPUS) or f"known are {known}"
+        hint = nearest(name, GPUS) or f"known are {', '.join(GPUS)}"
         raise UsageError(
             f'--assume "{text}" names no known device\n  write "H100 x 8 at 40%"; {hint}'
         )

@@ -143,19 +143,20 @@ def _problems_of(draft: Draft, cls: Any, error: ValidationError) -> list[Problem
     problems = []
     for key, alternatives in rules.items():
         rule = " or ".join(dict.fromkeys(alternatives))
-        suggestion = meant.get(key)
-        if rule == UNKNOWN and suggestion is None:
+        if rule == UNKNOWN and meant.get(key):
+            rule += f"; did you mean {meant[key]}?"
+        elif rule == UNKNOWN:
             section = unnumbered(key).rpartition(".")[0]
             place = f"[{section}]" if section else "the top level"
             names = [known.rpartition(".")[2] for known in _keys_in(section, cls)]
             rule += f"; {place} has {', '.join(names)}"
         # A key that is missing because it is misspelt is one mistake.
         if rule != REQUIRED or key not in meant.values():
-            problems.append(_problem(draft, key, rule, suggestion))
+            problems.append(_problem(draft, key, rule))
     return problems
 
 
-def _problem(draft: Draft, key: str, rule: str, suggestion: str | None = None) -> Problem:
+def _problem(draft: Draft, key: str, rule: str) -> Problem:
     """Return a problem with the key's value and place."""
     # A rule between keys may be broken by an override of another key that it names.
     named = [draft.places.get(name, "") for name in re.findall(r"\w+\.[\w.]*\w", rule)]
@@ -166,7 +167,6 @@ def _problem(draft: Draft, key: str, rule: str, suggestion: str | None = None) -
         rule=rule,
         value=None if value in (None, {}) else toml_value(value)[:100],
         source=", ".join(dict.fromkeys([draft.origin(key), *overrides])),
-        suggestion=suggestion,
     )
 
 

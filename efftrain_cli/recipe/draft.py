@@ -77,8 +77,6 @@ def recipe_error(name: str, problems: Sequence[Problem], kind: str = "recipe") -
     for problem in problems[:MISTAKES]:
         what = " = ".join(filter(None, (problem.key, problem.value)))
         rule = problem.rule.replace("\n", "\n    ")
-        if problem.suggestion:
-            rule += f"; did you mean {problem.suggestion}?"
         lines += [f"  {what}   ({problem.source})", f"    {rule}"]
     if len(problems) > MISTAKES:
         lines += [f"  and {len(problems) - MISTAKES:,} more"]
