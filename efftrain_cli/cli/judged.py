@@ -67,7 +67,9 @@ def conclude(
         from efftrain_cli.compare.figures import curves_figure, draw_in_terminal
 
         figure = curves_figure(comparison.arms, "tokens")
-        print(draw_in_terminal(figure, shutil.get_terminal_size().columns))
+        # Of runs without tokens there are no curves.
+        if figure.axes[0].has_data():
+            print(draw_in_terminal(figure, shutil.get_terminal_size().columns))
     if fail_if is not None:
         end_with_verdict(comparison, fail_if)
 

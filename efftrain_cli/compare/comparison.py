@@ -92,9 +92,10 @@ class Comparison:
                     "arm": arm.label,
                     "seed": run.seed,
                     "run": run.name,
+                    "status": "stuck" if run.final_loss > arm.stuck_above else run.status,
+                    **{name: run.spent(name) for name in CURVE},
                 }
-                row["status"] = "stuck" if run.final_loss > arm.stuck_above else run.status
-                rows.append(row | {name: run.spent(name) for name in CURVE})
+                rows.append(row)
         return pd.DataFrame(rows)
 
     def figures(self) -> list[Figure]:

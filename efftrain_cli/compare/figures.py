@@ -260,8 +260,6 @@ def draw_in_terminal(figure: Figure, width: int) -> str:
 
     (axes,) = figure.axes
     lines = axes.get_lines()
-    if not lines:
-        return ""
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.limit_size(False, False)
