@@ -89,16 +89,11 @@ SWEPT = "sweep-small-muon-lr1e-3-n-layer2-tokens4096"
 """Name of a run of a sweep over three settings: with its seed 49 characters."""
 
 
-def listed(root: Path, width: int) -> list[str]:
-    """The lines of `runs list --sort name` in a terminal of so many columns."""
-    return on_terminal(root, width, "runs", "list", "--sort", "name").splitlines()
-
-
 def test_list_is_a_line_a_run_at_80_columns(root):
     for seed in (1, 2):
         write_run(root, "small", seed, name=f"{SWEPT}-seed{seed}")
     write_run(root, "half", 0, steps=50, budget=102400)
-    head, *lines = listed(root, 120)
+    head, *lines = run("list --sort name").stdout.splitlines()
     assert head.split() == ["run", "status", "tokens", "val", "loss", "age"]
     assert [line.split()[:3] for line in lines] == [
         ["half-seed0", "crashed", "51.2K"],
@@ -107,7 +102,7 @@ def test_list_is_a_line_a_run_at_80_columns(root):
     ]
     final = rows_of(100, 1)[-1]["val_loss"]
     assert lines[1].split()[3] == f"{final:.4f}"
-    at_80 = listed(root, 80)
+    at_80 = on_terminal(root, 80, "runs", "list", "--sort", "name").splitlines()
     assert len(at_80) == 4 and max(map(len, at_80)) <= 80
     assert at_80[2].split()[:2] == [f"{SWEPT}-seed1", "finished"]
 
