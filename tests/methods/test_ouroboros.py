@@ -94,9 +94,9 @@ def test_the_scalar_chain(mean):
 def test_a_module_waits_for_its_first_gradient(optimizer):
     """Weight decay and moments wait too."""
     recipe = recipe_of(4, *METHODS.get(optimizer, []), split=(1, 1, 1, 1))
-    before = tensors_of(fresh(recipe))
+    state = fresh(recipe)
+    before = tensors_of(state)
     for steps in (1, 2, 3, 4):
-        state = fresh(recipe)
         run(state, recipe, steps)
         after = tensors_of(state)
         moved = {name for name in after if not torch.equal(before[name], after[name])}

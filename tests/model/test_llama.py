@@ -3,7 +3,6 @@ neutral settings."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -178,17 +177,21 @@ def test_cached_keys_give_the_logits_of_one_pass(config):
     assert caches[0].keys is not None and caches[0].keys.shape == (2, config.kv_heads, 24, 32)
 
 
-def test_initializations():
-    deep = replace(TOY_B, n_layer=8)
-    for init, small in (("gpt2", 0.02 / 4), ("hf", 0.02)):
-        weights = dict(made(replace(deep, init=init)).named_parameters())  # type: ignore[arg-type]
-        for name in ("attn.c_proj", "mlp.c_proj"):
-            assert weights[f"h.3.{name}.weight"].std().item() == pytest.approx(small, rel=0.02)
-        for name in ("wte", "lm_head", "h.3.attn.c_attn", "h.3.mlp.c_fc", "h.3.mlp.c_up"):
-            assert weights[f"{name}.weight"].std().item() == pytest.approx(0.02, rel=0.02)
-        assert (weights["h.3.attn.q_norm.weight"] == 1).all()
-    loss = made(deep).loss_sum(*torch.randint(512, (2, 4, 64))) / 256
-    assert loss.item() == pytest.approx(math.log(512), abs=0.1)
+@pytest.mark.parametrize("init, small", [("gpt2", 0.02 / 4), ("hf", 0.02)])
+def test_initializations(init, small):
+    model = made(replace(TOY_B, n_layer=8, init=init))
+    expected = {
+        "attn.c_proj": small,
+        "mlp.c_proj": small,
+        "attn.c_attn": 0.02,
+        "mlp.c_fc": 0.02,
+        "mlp.c_up": 0.02,
+    }
+    for name, std in expected.items():
+        weight = model.get_parameter(f"h.3.{name}.weight")
+        assert weight.std().item() == pytest.approx(std, rel=0.02)
+    assert model.lm_head.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert (model.h[3].attn.q_norm.weight == 1).all()
 
 
 @pytest.mark.parametrize(
