@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 
@@ -12,53 +11,32 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.plan import after_evaluation, plan_run, stage_ended
 from efftrain_cli.plan.preview import staged_warnings, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from tests.tiny import tiny_recipe
 
-STAGED = """
-[model]
-n_layer = 4
-n_head = 4
-n_embd = 32
-seq_len = 16
-[optim]
-lr = 1e-3
-warmup_steps = 4
-schedule = "linear"
-decay_tokens = 6400
-[train]
-tokens = 6400
-batch_size = 4
-[eval]
-every = 1
-[staged_growth]
-symmetry = "offdiag"
-[[stages]]
-model = { n_layer = 2, n_head = 2, n_embd = 16 }
-lr = 2e-3
-switch = { rule = "tokens", value = 1280 }
-[[stages]]
-operators = ["depth"]
-rewarmup_steps = 5
-switch = { rule = "steps", value = 40 }
-[[stages]]
-operators = ["width"]
-rewarmup_steps = 10
-schedule_ratio = 0.5
-"""
+STAGED = (
+    "model={n_layer = 4, n_head = 4, n_embd = 32, seq_len = 16}",
+    "optim={lr = 1e-3, warmup_steps = 4, schedule = 'linear', decay_tokens = 6400}",
+    "train.tokens=6400",
+    "train.batch_size=4",
+    "eval.every=1",
+    "staged_growth.symmetry=offdiag",
+    "stages=[{model={n_layer=2, n_head=2, n_embd=16}, lr=2e-3, switch={rule='tokens', value=1280}},"
+    " {operators=['depth'], rewarmup_steps=5, switch={rule='steps', value=40}},"
+    " {operators=['width'], rewarmup_steps=10, schedule_ratio=0.5}]",
+)
 
 
-def staged(tmp_path: Path, *overrides: str) -> Recipe:
-    path = tmp_path / "staged.toml"
-    path.write_text(STAGED)
-    return load_recipe(str(path), overrides)
+def staged(*overrides: str) -> Recipe:
+    return tiny_recipe(*STAGED, *overrides)
 
 
-def test_every_stage_has_its_model_and_its_learning_rate(tmp_path):
-    recipe = staged(tmp_path)
+def test_every_stage_has_its_model_and_its_learning_rate():
+    recipe = staged()
     shapes = [(m.n_layer, m.n_head, m.n_embd, m.seq_len) for m in map(recipe.model_at, range(3))]
     assert shapes == [(2, 2, 16, 16), (4, 2, 16, 16), (4, 4, 32, 16)]
     assert recipe.model_at(2) == recipe.model
     assert [recipe.optim_at(stage).lr for stage in range(3)] == [2e-3, 1e-3, 1e-3]
-    assert staged(tmp_path, 'stages.0.switch={rule="steps", value=0}').stages[0].switch.value == 0
+    assert staged('stages.0.switch={rule="steps", value=0}').stages[0].switch.value == 0
 
 
 @pytest.mark.parametrize(
@@ -75,13 +53,13 @@ def test_every_stage_has_its_model_and_its_learning_rate(tmp_path):
         (['stages.0.switch={rule="steps", value=60}'], "must not be less than an earlier stage"),
     ],
 )
-def test_stages_that_cannot_work_are_refused(tmp_path, overrides, message):
+def test_stages_that_cannot_work_are_refused(overrides, message):
     with pytest.raises(RecipeError, match=message):
-        staged(tmp_path, *overrides)
+        staged(*overrides)
 
 
-def test_the_plan_grows_jumps_the_schedule_and_warms_up_again(tmp_path):
-    recipe = staged(tmp_path)
+def test_the_plan_grows_jumps_the_schedule_and_warms_up_again():
+    recipe = staged()
     steps = list(plan_run(recipe, None, 64))
     tokens = recipe.train.batch_size * recipe.model.seq_len  # 64 a step
     by_step = {plan.step: (plan, after) for plan, after in steps}
@@ -110,11 +88,10 @@ def test_the_plan_grows_jumps_the_schedule_and_warms_up_again(tmp_path):
     assert flops[10] < flops[30] < flops[60]
 
 
-def test_slope_rule_reads_the_regression_and_waits_for_its_window(tmp_path):
+def test_slope_rule_reads_the_regression_and_waits_for_its_window():
     """L = t^-0.06 up to t = 40, then t^-0.03: the slope of 5 evaluations passes -0.05 only once
     enough lie beyond."""
     recipe = staged(
-        tmp_path,
         'stages.0.switch={rule="slope", value=-0.05, window=5, times=3}',
         'stages.1.switch={rule="steps", value=90}',
     )
@@ -135,12 +112,12 @@ def test_slope_rule_reads_the_regression_and_waits_for_its_window(tmp_path):
     assert len(progress.stage_curve) == 7  # window + times - 1: no more is kept
 
 
-def test_evaluations_of_the_warmup_and_rewarmup_do_not_count(tmp_path):
-    recipe = staged(tmp_path, 'stages.1.switch={rule="loss", value=1.0}')
+def test_evaluations_of_the_warmup_and_rewarmup_do_not_count():
+    recipe = staged('stages.1.switch={rule="loss", value=1.0}')
     grown = Progress(step=22, stage=1, stage_step=20, schedule_step=16)
     assert not stage_ended(recipe, after_evaluation(recipe, grown, 0.5))
     assert stage_ended(recipe, after_evaluation(recipe, grown._replace(step=26), 0.5))
-    early = staged(tmp_path, 'stages.0.switch={rule="loss", value=1.0}')
+    early = staged('stages.0.switch={rule="loss", value=1.0}')
     assert not stage_ended(early, after_evaluation(early, Progress(step=4, schedule_step=4), 0.5))
     assert stage_ended(early, after_evaluation(early, Progress(step=5, schedule_step=5), 0.5))
 
@@ -153,20 +130,18 @@ def warned(recipe: Recipe) -> list[str]:
     "switch, tokens, stage",
     [('{rule="tokens", value=1280}', 1216, 0), ('{rule="steps", value=200}', 6400, 1)],
 )
-def test_a_budget_that_ends_before_the_switch_is_said_to_never_grow(
-    tmp_path, switch, tokens, stage
-):
+def test_a_budget_that_ends_before_the_switch_is_said_to_never_grow(switch, tokens, stage):
     """64 tokens a step: 1,216 end one step before stage 0 does, 6,400 after 100 of the 200 steps of
     stage 1."""
-    recipe = staged(tmp_path, f"stages.{stage}.switch={switch}", f"train.tokens={tokens}")
+    recipe = staged(f"stages.{stage}.switch={switch}", f"train.tokens={tokens}")
     (warning,) = warned(recipe)
     assert f"train.tokens = {tokens:,}, ends in stage {stage}: the model never grows" in warning
 
 
-def test_a_schedule_that_cannot_reach_min_lr_is_warned_of(tmp_path):
+def test_a_schedule_that_cannot_reach_min_lr_is_warned_of():
     """20 steps of 64 tokens; 1,280 / 1.412 = 907 and 20 more; half of 2,187 is 1,094 and 60 more:
     4,934."""
-    recipe = staged(tmp_path)
+    recipe = staged()
     (warning,) = warned(recipe)
     assert "stands at 4,934 tokens" in warning and "set optim.decay_tokens = 4_934" in warning
     for meant in (
@@ -176,7 +151,7 @@ def test_a_schedule_that_cannot_reach_min_lr_is_warned_of(tmp_path):
         'stages.0.switch={rule = "loss", value = 3}',
         'stages.0.switch={rule = "flops", value = 1e9}',
     ):
-        assert warned(staged(tmp_path, meant)) == [], meant
+        assert warned(staged(meant)) == [], meant
     assert not list(staged_warnings(recipe, summarize_plan(recipe, until=5).end))
 
 
