@@ -74,14 +74,13 @@ def table_lines(header: Row, rows: Sequence[Row], spare: Row = ()) -> list[str]:
     """Format a plain table: columns two spaces apart, numbers to the right. A terminal that is too
     narrow gets it without columns of `spare`, the first ones first."""
     columns = list(zip(header, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    needed = sum(widths) + 2 * len(widths) - 2
-    if spare and sys.stdout.isatty() and needed > shutil.get_terminal_size().columns:
-        kept = [column for column in columns if column[0] != spare[0]]
-        header, *rows = zip(*kept, strict=True)
-        return table_lines(header, rows, spare[1:])
+    for name in spare:
+        needed = sum(max(map(len, column)) + 2 for column in columns) - 2
+        if sys.stdout.isatty() and needed > shutil.get_terminal_size().columns:
+            columns = [column for column in columns if column[0] != name]
     padded = []
-    for column, width in zip(columns, widths, strict=True):
+    for column in columns:
+        width = max(map(len, column))
         is_number = all(not cell or cell[0] in "0123456789+-." for cell in column[1:])
         padded.append([f"{cell:{'>' if is_number else '<'}{width}}" for cell in column])
     return ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
@@ -181,9 +180,8 @@ class _Output(io.FileIO):
 
     def write(self, data: Any) -> int:
         try:
-            return super().write(data) or 0
-        except BlockingIOError:
-            return len(data)
+            # A stream that does not block, and is full, loses the text.
+            return super().write(data) or len(data)
         except OSError as error:
             if isinstance(error, BrokenPipeError) and self.fileno() == 1:
                 ask_to_stop("a closed output")
