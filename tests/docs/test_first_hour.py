@@ -15,6 +15,7 @@ from tests.launch import made_text
 from tests.toy import toy_recipe
 
 PAGE = "first-hour"
+VERDICT = re.compile(r"warmed (is \w+ than mine|against mine is undecided) in final loss:")
 
 
 @pytest.mark.slow
@@ -22,21 +23,28 @@ def test_every_command_works_in_order_at_toy_length(efftrain, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     for name in ("my", "text", "valid"):
         (tmp_path / f"{name}.txt").write_text(made_text())
-    (study,) = blocks_of(PAGE, "toml")
-    study = study.replace("300_000", "1_536").replace("steps=30", "steps=5").replace("=32", "=8")
-    (tmp_path / "warmup.toml").write_text(study)
-    commands = commands_of(PAGE)
-    assert len(commands) == 8
-    for line in commands:
-        words = shlex.split(line.replace("300_000", "1_536"), comments=True)[1:]
-        done = efftrain(*words, timeout=500)
-        if "--check" in words:
-            assert re.search(r"^slw: 2 steps, validation loss \d", done.stdout, re.MULTILINE)
-        if "--jobs" in words:
-            assert re.search(r"^5 pairs: slw .* nats/token: \w+", done.stderr, re.MULTILINE)
-        if words[:2] == ["recipes", "new"]:
+    shown = {}
+    for line in commands_of(PAGE):
+        toy = line.replace("start=32", "start=8").replace("steps=100", "steps=5")
+        words = shlex.split(toy)[1:]
+        shown[line] = efftrain(*words, timeout=500)
+        if line == "efftrain recipes new mine --text my.txt":
             written = Path("recipes/mine.toml")
-            toy = toy_recipe(load_recipe(str(written)), tmp_path)
-            written.write_text(dump_recipe(replace(toy, data=replace(toy.data, train="my.txt"))))
-    verdict = r"^slw (is|against plain is) \w+ (than plain )?in final loss"
-    assert re.search(verdict, done.stdout, re.MULTILINE)
+            recipe = toy_recipe(load_recipe("mine"), tmp_path)
+            data = replace(recipe.data, train="my.txt")
+            written.write_text(dump_recipe(replace(recipe, data=data)))
+    race = shown["efftrain race mine warmed"]
+    assert re.search(r"^3 pairs: warmed .* nats/token: \w+", race.stderr, re.MULTILINE)
+    assert VERDICT.match(race.stdout)
+    assert shown["efftrain pretrain mine"].stdout.splitlines()[-1] == (
+        'next    efftrain sample mine-seed1234 --prompt "The"'
+    )
+
+
+def test_the_answer_agrees_with_itself():
+    """The estimate is the difference of the means to the last digit, and in its interval."""
+    answer = blocks_of(PAGE, "text")[-1]
+    assert VERDICT.match(answer)
+    mine, warmed = map(float, re.findall(r"^[ ?+-] (?:mine|warmed) +([\d.]+)", answer, re.M))
+    gap, low, high = map(float, re.findall(r"[-+]\d\.\d{4}", answer)[:3])
+    assert gap == pytest.approx(warmed - mine, abs=1.01e-4) and low < gap < high
