@@ -14,6 +14,7 @@ from efftrain_cli.foundation.console import (
     human_seconds,
     table_lines,
 )
+from tests.conftest import python
 
 
 @pytest.fixture
@@ -91,3 +92,18 @@ def test_lines_break_between_words_and_never_in_a_command(terminal, monkeypatch)
 
 def test_a_model_s_text_cannot_steer_a_terminal():
     assert harmless("one\ttwo\n\x1b]0;title\x07 é \x0b") == "one\ttwo\n�]0;title� é �"
+
+
+def test_a_full_stream_that_does_not_block_loses_text():
+    """200 kB to a pipe of 64 kB that nobody reads."""
+    code = """
+import os
+from efftrain_cli.foundation.console import steady_output
+_, end = os.pipe()
+os.set_blocking(end, False)
+os.dup2(end, 1)
+with steady_output():
+    for _ in range(20):
+        print("x" * 10_000, flush=True)
+"""
+    python(code)
