@@ -16,7 +16,7 @@ from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.plans import UNEQUAL, read_study
 from efftrain_cli.study.race import race_plan
 from efftrain_cli.study.registration import read_looks
-from efftrain_cli.study.text import progress_text
+from efftrain_cli.study.text import progress_text, race_line
 from tests.conftest import invoke
 from tests.fake_runs import write_run
 from tests.study.fake import Fake, recipes
@@ -241,3 +241,8 @@ def test_progress_names_the_runs_under_way(tmp_path, monkeypatch):
     monkeypatch.setattr("efftrain_cli.study.text.state_of", lambda trial: states[trial.name])
     trials: list[Any] = [SimpleNamespace(name=name) for name in states]
     assert progress_text(trials) == "1 of 3 runs; b-seed1 at step 50"
+
+
+def test_a_race_says_its_looks_and_its_runs(folder):
+    plan = race_plan(["a.toml", "b.toml", "c.toml"], DIFFERENT, [3, 5, 8])
+    assert race_line(plan) == "3, 5, then 8 pairs: 9 to 24 runs"
