@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
@@ -44,12 +44,13 @@ def figures_of(
 
     # A name with dollar signs is no formula.
     with matplotlib.style.context([STYLE, {"text.parse_math": False}]):
+        colours = colours_of(arms)
         figures = [curves_figure(arms, cost) for cost in LABELS]
-        figures.append(differences_figure(rows))
+        figures.append(differences_figure(rows, colours))
         figures += [column_figure(arms, column) for column in DRAWN]
-        figures.append(rates_figure(grid))
-        figures.append(losses_figure(ladder))
-        figures.append(gains_figure(ladder.gains))
+        figures.append(rates_figure(grid, colours))
+        figures.append(losses_figure(ladder, colours))
+        figures.append(gains_figure(ladder.gains, colours))
         drawn = [figure for figure in figures if figure.axes[0].has_data()]
         for figure in drawn:
             add_legend(figure)
@@ -96,19 +97,24 @@ def add_legend(figure: Figure) -> None:
     )
 
 
-def colour_of(number: int) -> str:
-    """Return the colour of an arm in the style in use: drawing later would take another style's."""
+def colours_of(arms: Sequence[Arm]) -> dict[str, str]:
+    """Return the colour of each arm, by its label and by its recipe.
+
+    It is of the style in use: drawing later would take another style's.
+    """
     from matplotlib.colors import to_hex
 
-    return to_hex(f"C{number}")
+    names = [arm.label for arm in arms] + [arm.first.arm for arm in arms]
+    return {name: to_hex(f"C{number}") for number, name in enumerate(dict.fromkeys(names))}
 
 
 def curves_figure(arms: Sequence[Arm], cost: str) -> Figure:
     """Draw the mean validation loss of each arm, and the range of its seeds, against a cost."""
     title = f"Validation loss against {cost}: mean and range of seeds"
     figure, axes = new_figure(title, LABELS[cost], LOSS)
+    colours = colours_of(arms)
     tops = []
-    for number, arm in enumerate(arms):
+    for arm in arms:
         curves = [run.curve[[cost, "val_loss"]].to_numpy().T for run in arm.runs]
         curves = [each for each in curves if each.shape[1] > 1 and np.isfinite(each).all()]
         if not curves:
@@ -119,14 +125,14 @@ def curves_figure(arms: Sequence[Arm], cost: str) -> Figure:
         axes.plot(
             x,
             losses.mean(0),
-            color=colour_of(number),
+            color=colours[arm.label],
             label=f"{arm.label} ({counted(len(curves), 'seed')})",
         )
         axes.fill_between(
             x,
             losses.min(0),
             losses.max(0),
-            color=colour_of(number),
+            color=colours[arm.label],
             alpha=0.2,
         )
         tops.append(losses[:, POINTS // 10 :].max())
@@ -143,7 +149,8 @@ def column_figure(arms: Sequence[Arm], column: Column) -> Figure:
     """
     title = f"{column.title} (paler: earlier)" if column.by else column.title
     figure, axes = new_figure(title, "tokens", column.unit)
-    for number, arm in enumerate(arms):
+    colours = colours_of(arms)
+    for arm in arms:
         for run in arm.runs[:1] if column.by else arm.runs:
             parts = [name for name in run.series if find_column(name) is column]
             for part, name in enumerate(parts, 1):
@@ -151,14 +158,14 @@ def column_figure(arms: Sequence[Arm], column: Column) -> Figure:
                 axes.plot(
                     tokens,
                     values,
-                    color=colour_of(number),
+                    color=colours[arm.label],
                     alpha=part / len(parts),
                     label=arm.label,
                 )
     return figure
 
 
-def differences_figure(rows: Sequence[Result]) -> Figure:
+def differences_figure(rows: Sequence[Result], colours: Mapping[str, str]) -> Figure:
     """Draw each arm's difference of final losses with its interval."""
     figure, axes = new_figure(
         "Final loss less the baseline's: intervals over seeds",
@@ -172,7 +179,7 @@ def differences_figure(rows: Sequence[Result]) -> Figure:
             row.estimate,
             yerr=row.high - row.estimate,
             fmt="o",
-            color=colour_of(number),
+            color=colours[row.arm],
             label=row.arm,
         )
     if shown:
@@ -181,24 +188,32 @@ def differences_figure(rows: Sequence[Result]) -> Figure:
     return figure
 
 
-def rates_figure(grid: pd.DataFrame) -> Figure:
+def rates_figure(grid: pd.DataFrame, colours: Mapping[str, str]) -> Figure:
     """Draw the mean final loss of each recipe against the setting that was varied alone."""
     keys = list(grid.columns[1:-4])
     text = "Final loss against what was varied: mean of seeds"
     figure, axes = new_figure(text, "".join(keys), LOSS, "log")
     if len(keys) == 1 and pd.api.types.is_numeric_dtype(grid[keys[0]]):
         for arm, rows in grid.groupby("arm", sort=False):
-            axes.plot(rows[keys[0]], rows.loss, label=str(arm))
+            axes.plot(
+                rows[keys[0]],
+                rows.loss,
+                "o-",
+                color=colours[str(arm)],
+                label=str(arm),
+            )
+        axes.set_xticks(grid[keys[0]], map("{:g}".format, grid[keys[0]]))
+        axes.minorticks_off()
     return figure
 
 
-def losses_figure(ladder: Ladder) -> Figure:
+def losses_figure(ladder: Ladder, colours: Mapping[str, str]) -> Figure:
     """Draw the final losses of the ladder against FLOPs, with a fit per arm and size."""
     title = "Final loss against FLOPs: each run, and a fit per size"
     figure, axes = new_figure(title, "FLOPs", LOSS, "log")
     shown = ladder.points[ladder.points["size"].isin(ladder.gains["size"])]
-    for number, (arm, rungs) in enumerate(shown.groupby("arm")):
-        color = colour_of(number)
+    for arm, rungs in shown.groupby("arm"):
+        color = colours[str(arm)]
         axes.scatter(
             rungs.flops,
             rungs.loss,
@@ -212,7 +227,7 @@ def losses_figure(ladder: Ladder) -> Figure:
     return figure
 
 
-def gains_figure(gains: pd.DataFrame) -> Figure:
+def gains_figure(gains: pd.DataFrame, colours: Mapping[str, str]) -> Figure:
     """Draw the multiplier of each arm against the size, with intervals and their line."""
     figure, axes = new_figure(
         "Compute multiplier by size: 95 % intervals, and a line",
@@ -222,8 +237,8 @@ def gains_figure(gains: pd.DataFrame) -> Figure:
     )
     shown = gains[gains.why == ""]
     trends = trends_of(gains)
-    for number, (arm, sizes) in enumerate(shown.groupby("arm")):
-        color = colour_of(number)
+    for arm, sizes in shown.groupby("arm"):
+        color = colours[str(arm)]
         middle = sizes.multiplier
         axes.errorbar(
             sizes["size"],

@@ -9,6 +9,7 @@ import resource
 
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgba_array
 from typer import Exit
 
 from efftrain_cli.cli.judged import end_with_verdict
@@ -113,6 +114,19 @@ def test_html_is_one_page_with_curves(root, tmp_path_factory, monkeypatch):
     differences = "Final loss less the baseline's: intervals over seeds"
     assert {*curves, differences, "Learning rate", "Training loss"} <= titles
     assert page.count("<svg") == len(titles)
+
+
+def test_an_arm_has_one_colour_in_all_figures(root, monkeypatch):
+    monkeypatch.setattr(figures, "DRAWN", figures.DRAWN[:1])
+    write_pair(root)
+    write_run(root, "small", 0, name="small-fast-seed0", lr=2e-3)
+    colours: dict[str, set[bytes]] = {"small": set(), "small-slw": set()}
+    for figure in of("small", "small-slw").figures():
+        (legend,) = figure.legends
+        for text, line in zip(legend.get_texts(), legend.legend_handles, strict=True):
+            name = text.get_text().partition(" (")[0]
+            colours[name].add(to_rgba_array(line.get_color()).tobytes())
+    assert [len(each) for each in colours.values()] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_best_value_at_an_edge_is_marked_and_widened():
         "b: best at the edge of its grid; add optim.lr=0.004",
     ]
     assert grid_lines(frame)[3].endswith("4.0000*!")
-    lines = rates_figure(frame).axes[0].get_lines()
+    lines = rates_figure(frame, {"a": "C0", "b": "C1"}).axes[0].get_lines()
     assert [list(line.get_xdata()) for line in lines] == [[1e-3, 2e-3]] * 2
     assert [list(line.get_ydata().round(9)) for line in lines] == [[4.5, 4.1], [4.4, 4.0]]
 
