@@ -10,7 +10,7 @@ import pytest
 
 from efftrain_cli.compare.arms import group_runs
 from efftrain_cli.compare.comparison import compare
-from efftrain_cli.compare.figures import gains_figure, losses_figure
+from efftrain_cli.compare.figures import colours_of, gains_figure, losses_figure
 from efftrain_cli.compare.judge import Claim
 from efftrain_cli.compare.ladder import (
     NOT_IDENTIFIED,
@@ -157,10 +157,11 @@ def test_a_claim_is_about_the_largest_size():
 def test_figures_show_runs_fits_intervals_and_the_line():
     """Two arms over four sizes with three seeds and budgets: 36 runs each, and a fit per size."""
     comparison = compare(rungs(1.5, (1e5, 2e5, 4e5, 8e5), fade=0.1), baseline="base")
-    losses = losses_figure(comparison.ladder).axes[0]
+    colours = colours_of(comparison.arms)
+    losses = losses_figure(comparison.ladder, colours).axes[0]
     assert [len(runs.get_offsets()) for runs in losses.collections] == [36, 36]
     assert len(losses.get_lines()) == 2 * 4
-    sizes, line, _ = gains_figure(comparison.gains).axes[0].get_lines()
+    sizes, line, _ = gains_figure(comparison.gains, colours).axes[0].get_lines()
     assert list(sizes.get_xdata()) == [1e5, 2e5, 4e5, 8e5]
     start, end = line.get_ydata()
     assert start / end == pytest.approx(math.exp(0.3), rel=0.02)
