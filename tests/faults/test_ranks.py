@@ -4,7 +4,9 @@ with the last step saved."""
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,24 @@ def test_a_killed_rank_ends_the_run_and_its_last_checkpoint_is_sound(lab):
     message = "error: rank 1 was ended by SIGKILL\n  resume the run from its last checkpoint"
     end(run, 128 + signal.SIGKILL, message, timeout=60)
     assert 0 < saved(lab) <= lab.last_step("r")
+
+
+def test_ten_kills_of_random_ranks(lab):
+    """F80: SIGKILL at random moments; the resumed run ends as an undisturbed one."""
+    recipe = lab.recipe(tokens="25600")  # 200 steps
+    lab.train("whole", "--devices 2", recipe=recipe, timeout=300)
+    generator = random.Random(1)
+    command = (*lab.words("r", recipe), "--devices", "2")
+    for _ in range(10):
+        run = lab.start(*command)
+        step = lab.last_step("r") + generator.randrange(1, 10)
+        reach(lab, run, step)
+        time.sleep(generator.uniform(0, 0.1))
+        os.kill(process_of(run, generator.randrange(2)), signal.SIGKILL)
+        end(run, 128 + signal.SIGKILL, "was ended by SIGKILL")
+        command = ("pretrain", "--no-probe", "--resume", "r", "--from-start", "--devices", "2")
+    end(lab.start(*command), timeout=300)
+    lab.assert_equal_runs("r", "whole", 200)
 
 
 OTHER_SOURCE = "import efftrain_cli.training.session as s\ns.source_hash = lambda: 'another'"
