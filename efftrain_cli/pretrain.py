@@ -20,7 +20,6 @@ from efftrain_cli.run.directory import (
     new_run,
     run_path,
 )
-from efftrain_cli.run.origin import check_text_is_named
 from efftrain_cli.trackers import tensorboard
 from efftrain_cli.training import dist, resuming
 from efftrain_cli.training.branch import Branch
@@ -116,7 +115,6 @@ def resume(
     with processes(), opened_run(name) as run:
         written = newest_recipe(path)
         recipe, changes = resuming.accepted_recipe(path, written, recipe, overrides, override)
-        check_text_is_named(path, overrides, f"--resume {name}")
         with preparation():
             corpus = resuming.text_of(path, recipe)
             session = prepare_session(recipe, choose_device(device), corpus, verify_data)

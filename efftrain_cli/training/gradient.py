@@ -69,9 +69,10 @@ class Gradient:
         self._recipe = recipe
         self._state = state
         self._stops = stops
+        self._sharing = state.sharing
         self._parameters = list(state.parameters.values())
         self._objective = Objective(recipe, state)
-        self._full_shape = full_micro_batch(recipe, state.sharing[1])
+        self._full_shape = full_micro_batch(recipe, self._sharing[1])
         rows = cast("Rows | None", state.division)
         self._sum = rows or dist.GradientSum(self._parameters)
         self.watch: Stopwatch | None = None
@@ -84,7 +85,7 @@ class Gradient:
             Stop: `stops` said so.
         """
         gates = draw_gates(self._recipe, plan, self._state)
-        parts = cut(batch, plan, gates, self._state)
+        parts = cut(batch, plan, gates, self._sharing)
         dots = None
         if plan.measure_similarity:
             losses, dots = self._by_halves(parts, plan)
@@ -165,10 +166,14 @@ def cut(
     batch: Batch,
     plan: StepPlan,
     gates: Sequence[Gates],
-    state: TrainState,
+    sharing: tuple[int, int],
 ) -> list[MicroBatch]:
-    """Return this rank's micro-batches of a step, whose sequences are `batch`."""
-    rank, ranks = state.sharing
+    """Return this rank's micro-batches of a step, whose sequences are `batch`.
+
+    Args:
+        sharing: as `TrainState.sharing`.
+    """
+    rank, ranks = sharing
     count = plan.accumulation_steps
     numbers = range(count * rank // ranks, count * (rank + 1) // ranks)
     sizes = [plan.sequences_of(number) for number in numbers]
@@ -209,10 +214,11 @@ def step_result(
     blocks = computed / plan.batch_size
     per_token = flops_per_token(config, plan.seq_len, blocks)
     of_optimizer = recipe.optim.facts.step_flops(config)
+    tokens = plan.tokens
     return StepResult(
-        tokens=plan.tokens,
-        flops=per_token.with_logits * plan.tokens + of_optimizer,
-        flops_without_logits=per_token.without_logits * plan.tokens + of_optimizer,
+        tokens=tokens,
+        flops=per_token.with_logits * tokens + of_optimizer,
+        flops_without_logits=per_token.without_logits * tokens + of_optimizer,
         optimizer_flops=of_optimizer,
         blocks_executed=blocks,
     )

@@ -20,7 +20,12 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.metrics import check_nothing_trained
-from efftrain_cli.run.origin import check_not_orphaned, origin_data, read_origin
+from efftrain_cli.run.origin import (
+    check_not_orphaned,
+    check_text_is_named,
+    origin_data,
+    read_origin,
+)
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.training import dist
 
@@ -42,6 +47,7 @@ def accepted_recipe(
 ) -> tuple[Recipe, Differences]:
     """Return the recipe that a run goes on with, and what it newly differs in from that of its
     checkpoint; otherwise as `check_recipe`."""
+    check_text_is_named(run, overrides, f"--resume {run.name}")
     if any(each.partition("=")[0].strip() == "train.tokens" for each in overrides):
         recipe, only_longer = trained_longer(run.name, written, recipe)
         if only_longer:
