@@ -166,13 +166,6 @@ class Ouroboros(Method):
             numbers += self.staleness(module) * blocks * block_parameters(shape)
         return 4 * numbers
 
-    def recomputed_share(self, shape: GPTConfig) -> float:
-        """Return the FLOPs of a ring's second forward pass of the delayed modules, as a share of a
-        step's."""
-        # A step is three forward passes: its backward pass is two.
-        step = 3 * (shape.n_layer + head_in_blocks(shape))
-        return sum(self.blocks(shape)[:-1]) / step
-
     def delays_at(self, step: int) -> bool:
         """Return whether 1-based `step` uses delayed gradients."""
         return self.modules > 1 and step > self.warmup_steps
