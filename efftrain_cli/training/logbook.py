@@ -18,14 +18,15 @@ from typing import Any, NoReturn
 import torch
 
 from efftrain_cli.foundation.console import harmless, listed, say
-from efftrain_cli.foundation.errors import DiskError, DivergedError, UnsoundError
+from efftrain_cli.foundation.errors import DiskError, DivergedError, RecipeError, UnsoundError
 from efftrain_cli.foundation.signals import ask_to_stop, stop_asked
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.generate import Sampling
 from efftrain_cli.plan.plan import plan_step
-from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import RunDirectory, checkpoints_of
 from efftrain_cli.run.metrics import latest_rows
+from efftrain_cli.run.origin import read_origin
 from efftrain_cli.run.stability import (
     PROBE,
     LossSpikeDetector,
@@ -40,7 +41,6 @@ from efftrain_cli.training.session import Session, compute_again
 from efftrain_cli.training.stages import GrowthRecord, growth_message
 from efftrain_cli.training.state import TrainState
 
-ADVICE = "Lower optim.lr, lengthen optim.warmup_steps, or add a sequence length warmup"
 SAMPLE_TOKENS = 48
 """Tokens of a text that is shown while training."""
 MOST_SAVING = 0.05
@@ -287,8 +287,8 @@ class Logbook:
         last = "there is no checkpoint from before that"
         if sound:
             last = f"the last sound checkpoint is {sound[-1].name}"
-        advice = way_on(self._run, self._state, self._session.recipe)
-        self._note_fault(step, what, f". This state was not saved; {last}.\n{advice}")
+        advice = way_on(self._run, self._session.recipe)
+        self._note_fault(step, what, f"; not saved: {last}{advice}")
 
     def _note_fault(self, step: int, what: str, advice: str = "") -> None:
         """Record, on rank 0, why the run must end without a save; all ranks stop."""
@@ -311,7 +311,7 @@ class Logbook:
         state.nonfinite.zero_()
         before = state.progress.step
         plan = plan_step(recipe, state.progress, state.sharing[1])
-        saved = "but are not saved: the gradients in flight are later ones"
+        saved = "is not saved: the gradients in flight are later ones"
         cause = "gradients of several steps are applied at once: no layer is named"
         norms: dict[str, float] = {}
         if recipe.delayed_gradients is None:
@@ -326,7 +326,7 @@ class Logbook:
 
         advice = ""
         if self._run is not None:
-            advice = way_on(self._run, state, recipe)
+            advice = way_on(self._run, recipe)
             starts = self._session.train_data.starts(plan.window_start, plan.windows)
             report = {
                 "step": plan.step,
@@ -341,10 +341,7 @@ class Logbook:
             self._run.event("diverged", report)
         raise DivergedError(
             f"step {plan.step}: the loss or a gradient is not finite"
-            f" ({cause}; lr {plan.lr:.3g}, seq_len {plan.seq_len})."
-            f" The update was not applied; the weights are those after step {before}, {saved}."
-            " events.jsonl has the step's windows and the gradient norm of every layer.\n"
-            f"{advice}"
+            f" ({cause}); step {before} {saved}{advice}"
         )
 
     def _save_before_divergence(self) -> str:
@@ -357,24 +354,18 @@ class Logbook:
             assert self._run is not None
             step = self._state.progress.step
             self._run.event("save_failed", {"step": step, "reason": str(error)})
-            return f"but could not be saved: {error}"
-        return "and are saved"
+            return f"could not be saved: {error}"
+        return "is saved"
 
 
-def way_on(run: RunDirectory, state: TrainState, recipe: Recipe) -> str:
-    """Return advice, with a command that continues from the newest sound checkpoint at half the
-    learning rate."""
-    if recipe.stages and recipe.stages[state.progress.stage].lr is not None:
-        return (
-            f"{ADVICE}: change the lr of stage {state.progress.stage}"
-            f" in {run.path / 'recipe.toml'},"
-            f" then `efftrain pretrain --resume {run.name} --override-resume` goes on"
-        )
-    lr = recipe.optim.lr / 2
-    changes = f"--set optim.lr={lr:.6g}"
-    if recipe.optim.min_lr > lr:
-        changes += f" --set optim.min_lr={lr:.6g}"
-    return (
-        f"{ADVICE}\nto continue at half the learning rate:"
-        f" `efftrain pretrain --resume {run.name} {changes} --override-resume`"
-    )
+def way_on(run: RunDirectory, recipe: Recipe) -> str:
+    """Return a command that begins again at the learning rate of the run's recipe; "" if that is
+    the run's own."""
+    name = str(read_origin(run.path)["recipe"])
+    try:
+        lr = load_recipe(name).optim.lr
+    except RecipeError:  # it has gone since
+        return ""
+    if lr == recipe.optim.lr:
+        return ""
+    return f"\n  at {lr:g}: efftrain pretrain {name} --name {run.name}-2"

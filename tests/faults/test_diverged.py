@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -74,6 +75,18 @@ def test_a_step_that_is_not_finite(lab, inject):
     lab.assert_equal_runs("r", "whole", 20)
 
 
+def test_a_rate_that_is_not_the_recipe_s_has_a_fix(lab):
+    """F22: two lines, and the second one works."""
+    (lab.folder / "recipes").mkdir()
+    lab.recipe("recipes/tiny")
+    high = "--set optim.lr=1e6 --set optim.grad_clip=0"
+    errors = lab.call(f"pretrain tiny --name hot --no-probe {high}", code=4).errors
+    *_, fault, fix = errors.splitlines()
+    assert re.fullmatch(r"error: step (\d+): the loss .*; step \d+ is saved", fault)
+    assert fix == "  at 0.003: efftrain pretrain tiny --name hot-2"
+    lab.call(fix.partition("efftrain ")[2], "--no-probe")
+
+
 def test_a_state_that_could_not_be_saved_is_not_called_saved(lab):
     full = """
 import efftrain_cli.training.checkpoint as checkpoint
@@ -89,8 +102,7 @@ checkpoint.save = full
 """
     inject = NAN_IN_LOSS.replace("VALUE", 'float("nan")') + full
     errors = lab.train(inject=inject, code=4).errors
-    assert "those after step 7, but could not be saved: the disk is full" in errors
-    assert "are saved" not in errors
+    assert "; step 7 could not be saved: the disk is full" in errors
     assert lab.checkpoints("r") == ["step-00000005"]
     assert lab.events("r", "save_failed")[-1]["step"] == 7
 
