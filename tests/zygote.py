@@ -64,7 +64,8 @@ def main() -> None:
     from efftrain_cli.cli.commands import register
 
     register()
-    import efftrain_cli.pretrain  # noqa: F401
+    import efftrain_cli.pretrain
+    import efftrain_cli.run_show  # noqa: F401  what verifies, lists and compares runs, and scipy
 
     torch.set_num_threads(1)
     gc.collect()
