@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan
-from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe
 from efftrain_cli.run.directory import checkpoint_path
 from efftrain_cli.training.loading import load
 from efftrain_cli.training.record import StepRecord, read_records
@@ -87,7 +87,8 @@ def assert_resumes_exactly_at_every_step(
         for record in train_stages(state, recipe, data, data.validation()):  # type: ignore[arg-type]
             if isinstance(record, StepRecord):
                 rows += read_records(state, recipe, [record])
-                write_checkpoint(checkpoint_path(Path(folder), state.progress.step), state)
+                path = checkpoint_path(Path(folder), state.progress.step)
+                write_checkpoint(path, state, dump_recipe(recipe))
         for step in after or range(state.progress.step):
             _assert_resumes(Path(folder), recipe, step, rows)
     return rows
