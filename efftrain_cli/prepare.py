@@ -102,11 +102,8 @@ def print_corpus(about: dict[str, Any], *, seconds: float, command: str) -> None
         f" {human(train['tokens'])} tokens for training, {human(valid['tokens'])} for validation",
         f"shards  {human(about['disk_bytes'], 'B')} in the cache; {human_seconds(seconds)}",
     ]
-    if about["empty"] or about["skipped"]:
-        lines.append(
-            f"rows    {about['empty']:,} without text and {about['skipped']:,} that cannot be"
-            " read are left out"
-        )
+    if about["skipped"]:
+        lines.append(f"rows    {about['skipped']:,} that cannot be read are left out")
     print_labelled(console, lines, LABEL)
     for warning in about["warnings"]:
         say(f"warning: {warning}")
