@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -22,6 +23,8 @@ def child(request: dict) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.setsid()
+    # A shell starts what runs in its background with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["efftrain", *request["args"]]
     code = 0
     try:
