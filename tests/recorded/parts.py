@@ -43,6 +43,7 @@ PARTS: dict[str, Part] = {
     part.name: part
     for part in (
         Part("comparisons"),
+        Part("faults", slow=True),
         Part("huggingface"),
         Part("library", slow=True),
         Part("published"),

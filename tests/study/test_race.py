@@ -227,6 +227,7 @@ def test_a_best_value_at_an_edge_names_what_widens_the_grid(folder):
 def test_a_long_race_asks_first(folder, monkeypatch):
     """Without a terminal it needs --yes."""
     monkeypatch.setattr("efftrain_cli.cli.race.LARGE", 0.0)
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(folder / "empty"))
     refused = invoke("race a.toml b.toml")
     line = "3, 5, then 8 pairs: 6 to 16 runs, time unknown: nothing was measured here\n"
     assert refused.stderr == line
