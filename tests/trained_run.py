@@ -80,7 +80,7 @@ def make_run(
     return run_path(name)
 
 
-def write_checkpoint(path: Path, state: TrainState, recipe_toml: str = "") -> None:
+def write_checkpoint(path: Path, state: TrainState, recipe_toml: str) -> None:
     """Write a state as a checkpoint."""
     names = ("model.safetensors", "optimizer.safetensors", "method.safetensors")
     files = zip(names, state.whole(), strict=True)

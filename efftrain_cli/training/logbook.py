@@ -359,13 +359,28 @@ class Logbook:
 
 
 def way_on(run: RunDirectory, recipe: Recipe) -> str:
-    """Return a command that begins again at the learning rate of the run's recipe; "" if that is
-    the run's own."""
+    """Return a command that gets past a divergence, on a line of its own.
+
+    It begins again at the learning rate of the recipe that was named, if the run has another; else
+    it continues at half of the rate. "" if stages have rates of their own.
+    """
+    if any(stage.lr is not None for stage in recipe.stages):
+        return ""
+    lr = recipe.optim.lr
     name = str(read_origin(run.path)["recipe"])
     try:
-        lr = load_recipe(name).optim.lr
+        named = load_recipe(name).optim.lr
     except RecipeError:  # it has gone since
-        return ""
-    if lr == recipe.optim.lr:
-        return ""
-    return f"\n  at {lr:g}: efftrain pretrain {name} --name {run.name}-2"
+        named = lr
+    if named == lr:
+        rate = lr / 2
+        words = f"--resume {run.name} --override-resume --set optim.lr={rate:g}"
+    elif load_recipe(name, [f"optim.lr={lr!r}"]) == recipe:
+        rate = named
+        words = f"{name} --name {run.name}-2"
+    else:
+        rate = named
+        words = f"{run.path / 'recipe.toml'} --name {run.name}-2 --set optim.lr={rate:g}"
+    if recipe.optim.min_lr > rate:
+        words += f" --set optim.min_lr={rate:g}"
+    return f"\n  at {rate:g}: efftrain pretrain {words}"

@@ -75,15 +75,25 @@ def test_a_step_that_is_not_finite(lab, inject):
     lab.assert_equal_runs("r", "whole", 20)
 
 
-def test_a_rate_that_is_not_the_recipe_s_has_a_fix(lab):
+@pytest.mark.parametrize(
+    ("changes", "command"),
+    [
+        ("--set optim.lr=1e9", "tiny --name hot-2"),
+        (
+            "--set optim.lr=1e9 --set optim.grad_clip=0",
+            "{run}/recipe.toml --name hot-2 --set optim.lr=0.003",
+        ),
+    ],
+    ids=["the recipe but for its rate", "with more settings"],
+)
+def test_a_rate_that_is_not_the_recipe_s_has_a_fix(lab, changes, command):
     """F22: two lines, and the second one works."""
     (lab.folder / "recipes").mkdir()
     lab.recipe("recipes/tiny")
-    high = "--set optim.lr=1e6 --set optim.grad_clip=0"
-    errors = lab.call(f"pretrain tiny --name hot --no-probe {high}", code=4).errors
+    errors = lab.call(f"pretrain tiny --name hot --no-probe {changes}", code=4).errors
     *_, fault, fix = errors.splitlines()
     assert re.fullmatch(r"error: step (\d+): the loss .*; step \d+ is saved", fault)
-    assert fix == "  at 0.003: efftrain pretrain tiny --name hot-2"
+    assert fix == f"  at 0.003: efftrain pretrain {command.format(run=lab.run('hot'))}"
     lab.call(fix.partition("efftrain ")[2], "--no-probe")
 
 

@@ -47,7 +47,7 @@ MOMENT = (
     ids=["weight", "moment"],
 )
 def test_a_state_that_is_not_finite_is_never_saved(lab, broken, step, word):
-    """Exit 4 names the tensor and the last sound checkpoint, which is still there; a resume
+    """Exit 4 names the tensor and the last sound checkpoint, which is still there; the command
     gets past."""
     recipe = lab.recipe(keep="1")
     process = lab.train(recipe=recipe, inject=BREAK.replace("BROKEN", broken), code=4)
@@ -60,7 +60,9 @@ def test_a_state_that_is_not_finite_is_never_saved(lab, broken, step, word):
     assert lab.events("r", "diverged")[-1]["step"] <= step
     assert lab.events("r", "end")[-1]["status"] == "diverged"
 
-    lab.resume()
+    fix = errors.splitlines()[-1]
+    assert fix.startswith("  at 0.0015: efftrain pretrain --resume r --override-resume")
+    lab.call(fix.partition("efftrain ")[2], "--no-probe")
     assert [row["step"] for row in lab.rows("r")] == list(range(21))
     assert lab.checkpoints("r") == ["step-00000020"]
 

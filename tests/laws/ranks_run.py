@@ -17,7 +17,7 @@ import torch
 
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.training import dist
 from efftrain_cli.training.evaluation import evaluate
 from efftrain_cli.training.loading import load
@@ -44,7 +44,7 @@ def trained(recipe: Recipe, folder: Path, name: str, steps: int, stop: int | Non
     if stop is not None:
         rows += train(state, recipe, stop)
         path = folder / str(dist.world_size()) / name
-        save(state, path)
+        save(state, recipe, path)
         state = fresh(recipe)
         load(path, state, recipe)
         dist.barrier()
@@ -64,13 +64,13 @@ def train(state: TrainState, recipe: Recipe, until: int) -> list[dict[str, Any]]
     return rows
 
 
-def save(state: TrainState, path: Path) -> None:
+def save(state: TrainState, recipe: Recipe, path: Path) -> None:
     """Write a checkpoint of whole tensors on rank 0; all ranks call it."""
     state.settle()
     whole = state.whole()
     if dist.is_main():
         with mock.patch.object(TrainState, "whole", lambda _: whole):
-            write_checkpoint(path, state)
+            write_checkpoint(path, state, dump_recipe(recipe))
     dist.barrier()
 
 
