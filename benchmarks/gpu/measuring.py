@@ -20,7 +20,7 @@ from efftrain_cli.data.corpus import ShardWriter, TokenShards
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.model.flops import flops_per_token, peak_flops
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.training import checkpoint
+from efftrain_cli.training import checkpoint, loading
 from efftrain_cli.training.build import build_state
 from efftrain_cli.training.compiling import compile_seconds
 from efftrain_cli.training.record import read_records
@@ -121,7 +121,7 @@ class Training:
         )
         self.state = state or build_state(self.recipe, vocab, self.device)
         if load is not None:
-            checkpoint.load(load, self.state, self.recipe)
+            loading.load(load, self.state, self.recipe)
         if until is None:
             self.state.progress = self.state.progress._replace(step=1, schedule_step=1)
         validation = self.windows.validation(1)

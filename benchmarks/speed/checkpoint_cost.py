@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.training import checkpoint
+from efftrain_cli.training import checkpoint, loading
 from efftrain_cli.training.build import build_state
 
 
@@ -44,7 +44,7 @@ def main() -> None:
                     shutil.rmtree(path, ignore_errors=True)
                 start, cpu = time.perf_counter(), time.process_time()
                 if kind == "read and verify":
-                    checkpoint.load(path, state, recipe)
+                    loading.load(path, state, recipe)
                 else:
                     checkpoint.write(path, state.progress, text, files)
                 used = (time.perf_counter() - start, time.process_time() - cpu)
