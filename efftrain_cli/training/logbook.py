@@ -366,21 +366,20 @@ def way_on(run: RunDirectory, recipe: Recipe) -> str:
     """
     if any(stage.lr is not None for stage in recipe.stages):
         return ""
-    lr = recipe.optim.lr
+    own = recipe.optim
     name = str(read_origin(run.path)["recipe"])
     try:
-        named = load_recipe(name).optim.lr
+        named = load_recipe(name).optim
     except RecipeError:  # it has gone since
-        named = lr
-    if named == lr:
-        rate = lr / 2
+        named = own
+    if named.lr == own.lr:
+        rate = least = own.lr / 2
         words = f"--resume {run.name} --override-resume --set optim.lr={rate:g}"
-    elif load_recipe(name, [f"optim.lr={lr!r}"]) == recipe:
-        rate = named
-        words = f"{name} --name {run.name}-2"
+    elif load_recipe(name, [f"optim.lr={own.lr!r}"]) == recipe:
+        return f"\n  at {named.lr:g}: efftrain pretrain {name} --name {run.name}-2"
     else:
-        rate = named
+        rate, least = named.lr, named.min_lr
         words = f"{run.path / 'recipe.toml'} --name {run.name}-2 --set optim.lr={rate:g}"
-    if recipe.optim.min_lr > rate:
-        words += f" --set optim.min_lr={rate:g}"
+    if own.min_lr > rate:
+        words += f" --set optim.min_lr={least:g}"
     return f"\n  at {rate:g}: efftrain pretrain {words}"
