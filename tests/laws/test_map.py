@@ -248,29 +248,30 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def edit(root: Path, changes: list[Edit]) -> None:
-    for file, old, new in changes:
-        path = root / "efftrain_cli" / file
-        text = path.read_text() if old else ""
-        assert not old or text.count(old) == 1, f"{file}: {old}"
-        path.write_text(text.replace(old, new) if old else new)
-
-
-def undo(root: Path, changes: list[Edit]) -> None:
-    for file, old, _ in changes:
-        path = root / "efftrain_cli" / file
-        if old:
-            shutil.copy(REPOSITORY / "efftrain_cli" / file, path)
-        else:
-            path.unlink()
-
-
 def run(root: Path, code: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-B", "-c", code]
     environment = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
+
+
+def run_edited(root: Path, changes: list[Edit], code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in the copy with changes, which are undone afterwards."""
+    for file, old, new in changes:
+        path = root / "efftrain_cli" / file
+        text = path.read_text() if old else ""
+        assert not old or text.count(old) == 1, f"{file}: {old}"
+        path.write_text(text.replace(old, new) if old else new)
+    try:
+        return run(root, code)
+    finally:
+        for file, old, _ in changes:
+            path = root / "efftrain_cli" / file
+            if old:
+                shutil.copy(REPOSITORY / "efftrain_cli" / file, path)
+            else:
+                path.unlink()
 
 
 @pytest.mark.parametrize("what", ADDITIONS)
@@ -280,11 +281,7 @@ def test_an_addition_takes_the_files_of_its_row(copy, what):
     for file, old, _ in changes:
         assert f"`{file}`" in row or (not old and f"`{Path(file).parent}`" in row), file
     assert run(copy, code).returncode != 0
-    edit(copy, changes)
-    try:
-        done = run(copy, code)
-    finally:
-        undo(copy, changes)
+    done = run_edited(copy, changes, code)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -308,7 +305,7 @@ assert losses("gradient_noise.eta=0") == losses() != losses(noisy)
 with pytest.raises(RecipeError, match="gradient_noise.eta = -1"):
     tiny_recipe("gradient_noise.eta=-1")
 """
-"""Of the worked example: it resumes, is neutral at zero, and refuses a bad value."""
+"""Checks that the example resumes, changes nothing at zero, and refuses a bad value."""
 
 
 def test_the_worked_example_is_a_method(copy):
@@ -318,11 +315,7 @@ def test_the_worked_example_is_a_method(copy):
         (before,) = re.findall(r"^ (.*\n)", lines, re.MULTILINE)
         changes.append(Edit(path, before, added + before))
     assert DIFF.count("\n+") == 4, "an import, a field, and one question to the method"
-    edit(copy, changes)
-    try:
-        done = run(copy, METHOD)
-    finally:
-        undo(copy, changes)
+    done = run_edited(copy, changes, METHOD)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -333,12 +326,7 @@ def test_every_line_that_names_the_newest_is_needed(copy, name):
     done = run(copy, code)
     assert done.returncode == 0, done.stderr[-2000:]
     for line in lines:
-        edit(copy, [line])
-        try:
-            done = run(copy, code)
-        finally:
-            undo(copy, [line])
-        assert done.returncode != 0, line
+        assert run_edited(copy, [line], code).returncode != 0, line
 
 
 def test_every_row_is_tried():

@@ -67,9 +67,11 @@ def test_each_rank_holds_its_modules_only(found, modules):
 @pytest.mark.parametrize("modules, name", CASES)
 def test_one_device_goes_on_from_a_rings_checkpoint(found, modules, name):
     case = f"K = {modules}, {name}"
+    continued = found[1][f"{case}, from a ring"]
+    whole = found[1][case]["rows"][6:]
+    if "optim.grad_clip=0" in RINGS[modules][name]:
+        assert continued == whole
     rel = 5e-3 if "muon" in name else 1e-5
-    for have, want in zip(
-        found[1][f"{case}, from a ring"], found[1][case]["rows"][6:], strict=True
-    ):
+    for have, want in zip(continued, whole, strict=True):
         assert have["step"] == want["step"]
         assert have["loss"] == pytest.approx(want["loss"], rel=rel)
