@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,6 +24,8 @@ from efftrain_cli.training.record import read_records
 from efftrain_cli.training.session import fresh_state, prepare_session
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.verify_resume import compare_runs
+from tests.conftest import sets
+from tests.launch import made_text
 
 
 def test_a_stop_and_a_resume_move_no_bit(lab):
@@ -52,7 +55,7 @@ def test_twenty_kills(lab):
             time.sleep(0.002)
         if not process.ended():
             process.kill(signal.SIGKILL)
-        process.wait()
+        assert process.wait() in (0, -signal.SIGKILL), process.errors
         saved = [int(path[5:]) for path in lab.checkpoints("r") if not path.endswith(".tmp")]
         assert before <= lab.last_step("r") <= max(saved, default=0) + 5
         if (lab.run("r") / "recipe.toml").exists():
@@ -97,6 +100,26 @@ def test_a_run_without_a_checkpoint_begins_again_only_if_asked(lab):
     lab.resume("r", "--from-start")
     lab.train("whole", recipe=recipe)
     lab.assert_equal_runs("r", "whole", 20)
+
+
+@pytest.mark.parametrize("text", ["notes", "a.jsonl.gz", "a.parquet"])
+def test_a_text_of_each_kind_becomes_a_model_in_one_command(lab, text):
+    """A folder of Markdown, JSON lines or Parquet; the run is killed and continued."""
+    path = lab.folder / text
+    documents = pd.DataFrame({"text": made_text().splitlines()})
+    if text == "notes":
+        path.mkdir()
+        for number in range(20):
+            (path / f"{number}.md").write_text("\n\n".join(documents.text[number::20]))
+    elif text == "a.parquet":
+        documents.to_parquet(path)
+    else:
+        documents.to_json(path, orient="records", lines=True)
+    settings = sets(f"data.train={path}", "data.valid_fraction=0.1")
+    lab.train("r", *settings, inject=KILLED_AT_STEP_9, code=-signal.SIGKILL)
+    assert lab.checkpoints("r") == ["step-00000005"]
+    assert "result " in lab.resume().output
+    assert lab.last_step("r") == 20
 
 
 def generators() -> tuple[object, ...]:
