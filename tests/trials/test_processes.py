@@ -127,6 +127,8 @@ def test_forks_of_a_killed_server_save(place):
     server.process.kill()
     assert child.wait() == -signal.SIGKILL
     assert "stopped by SIGTERM" in place.log("orphan").read_text() and place.weights("orphan")
+    assert place.start("after", launch=server.launch).wait() == 0
+    assert server.process.poll() is None, "a new server"
 
 
 @pytest.mark.parametrize("launch", ["launch_cold", "ForkServer(Path('server.log')).launch"])
