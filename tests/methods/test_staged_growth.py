@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.methods.growth_operators import grow, grow_depth, grow_width
 from efftrain_cli.methods.staged_growth import StagedGrowth
 from efftrain_cli.methods.stages import (
@@ -17,6 +18,7 @@ from efftrain_cli.methods.stages import (
     rewarmup_factor,
 )
 from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.recipe.recipe import load_recipe
 from tests.methods.grown import (
     CONFIG,
     largest_change,
@@ -220,7 +222,27 @@ def test_slope_is_the_exponent_of_a_power_law_at_any_spacing():
     assert log_log_slope(x, [3 * v**-0.0575 for v in x]) == pytest.approx(-0.0575, abs=1e-12)
 
 
-def staged(operators: str, first: str) -> str:
+def staged(operator: str, first: str) -> str:
     switch = '{ rule = "steps", value = 2 }'
     stage = f"{{ model = {{ {first} }}, switch = {switch} }}"
-    return f"stages=[{stage}, {{ operators = [{operators}] }}]"
+    return f'stages=[{stage}, {{ operators = ["{operator}"] }}]'
+
+
+@pytest.mark.parametrize(
+    "overrides, rule",
+    [
+        (["model.norm=layernorm", staged("pad:128", "n_embd = 64")], "operator pad needs"),
+        (
+            ["staged_growth.depth=identity", staged("depth", "n_layer = 2")],
+            'must not be "identity" with model.mlp = "swiglu"',
+        ),
+        (
+            ["model.norm=none", "staged_growth.depth=identity", staged("depth", "n_layer = 2")],
+            'must not be "identity" with model.norm = "none"',
+        ),
+        ([staged("d_ff:352", "d_ff = 500")], "growth makes no model smaller"),
+    ],
+)
+def test_operators_that_would_change_the_function_are_refused(overrides, rule):
+    with pytest.raises(RecipeError, match=rule):
+        load_recipe("small", ["model.arch=llama", *overrides])
