@@ -36,15 +36,15 @@ LLAMA = changed(
     "model.tied=false",
     "model.softcap=20.0",
 )
-LENGTHS = "seq_len_warmup={start = 8, steps = 6}"
+LENGTHS = ("train.tokens=2048", "seq_len_warmup={start = 2, multiple = 1, steps = 28}")
 DROPPING = "progressive_layer_drop={theta = 0.5, steps = 4}"
 RUNS: dict[str, tuple[Recipe, int]] = {
     "llama": (LLAMA, 1),
     "llama, layer drop": (changed(LLAMA, DROPPING), 2),
-    # The full shape, and one for every other length; both its dimensions stay above 1.
-    "length warmup": (changed(BASELINE, LENGTHS), 2),
+    # The full shape, and one for the 27 other lengths; both its dimensions stay above 1.
+    "length warmup": (changed(BASELINE, *LENGTHS), 2),
     # A block and the head, whichever blocks run; with lengths, each twice.
-    "length warmup, layer drop": (changed(BASELINE, LENGTHS, DROPPING), 4),
+    "length warmup, layer drop": (changed(BASELINE, *LENGTHS, DROPPING), 4),
     "SimiGrad": (
         changed(
             BASELINE, "simigrad={target = 0.9, min_batch_size = 4, max_batch_size = 8, quantum = 4}"
