@@ -50,6 +50,14 @@ MADE: dict[str, list[dict[str, Any]]] = {
         {"goal": "Walk home", "sol1": "at night", "sol2": "in the ship ", "label": n % 2}
         for n in range(3)
     ],
+    "winogrande.jsonl": [
+        {
+            "context_options": ["Anna saw Bob so Anna", "Anna saw Bob so Bob"],
+            "continuation": "walked home.",
+            "gold": gold,
+        }
+        for gold in (0, 1)
+    ],
     "triviaqa_3000.jsonl": [
         {"question": "Who found the lantern?", "aliases": ["Anna", "anna"]},
         {"question": "Where?", "aliases": ["near the harbour"]},
