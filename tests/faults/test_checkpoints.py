@@ -212,6 +212,8 @@ def test_a_changed_recipe_is_refused_at_resume(lab):
     assert lab.events("r", "override")[0]["differences"] == [["optim.lr", 0.003, 0.001]]
     assert "lr = 0.001" in (lab.run("r") / "recipe.toml").read_text()
     lab.resume("r", "--steps", "8")
+    again = lab.resume("r", "--steps", "9", "--set", "optim.lr=2e-3", code=2)
+    assert "-> 0.002" in again.errors
 
     # An edited file is a changed recipe too.
     path = lab.run("r") / "recipe.toml"
