@@ -141,7 +141,7 @@ def wait_until(
 
 
 def processes_in(folder: Path) -> list[Path]:
-    """Processes that work in a folder and are no zombies."""
+    """Return the processes whose working folder this is, without zombies."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

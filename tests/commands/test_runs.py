@@ -130,7 +130,7 @@ def test_a_glance_says_how_a_run_ended(root, event, status):
 
 
 def test_a_thousand_runs_are_listed_within_a_second_and_a_half(root):
-    """In seconds of CPU, startup included; nothing heavy. The newest twenty."""
+    """CPU seconds with startup, and no heavy library; only the newest twenty are shown."""
     made = write_run(root, "small", 0, rows=rows_of(20, 0))
     for number in range(1, 1000):
         shutil.copytree(made, root / f"small-seed{number}")

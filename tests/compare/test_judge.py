@@ -104,7 +104,7 @@ def test_holm_and_bonferroni_by_hand():
 
 
 def test_a_look_spends_its_share_of_alpha():
-    """By the square of its pairs; p is divided by it."""
+    """The share grows with the square of the pairs; p is divided by it."""
     assert shares([3, 5, 8]) == pytest.approx([9 / 98, 25 / 98, 64 / 98])
     row = judged(make_arm("base", BASE), make_arm("arm", LOWER), share=0.25)
     assert row.p_look == pytest.approx(4 * row.p)

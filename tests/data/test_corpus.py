@@ -33,7 +33,7 @@ def write(folder: Path, *shards: list[int], vocab_size: int = 300) -> TokenShard
     "vocab_size, dtype", [(300, "uint16"), (65536, "uint16"), (65537, "uint32")]
 )
 def test_ids_come_back_and_a_file_is_nothing_else(tmp_path, vocab_size, dtype):
-    """Of two shards, the second of which is verified too."""
+    """Two shards; verification covers the second too."""
     ids = [1, 2, vocab_size - 1, 7]
     shards = write(tmp_path, ids[:3], ids[3:], vocab_size=vocab_size)
     shards.verify([])

@@ -178,7 +178,7 @@ def write_downloaded_copy(tmp_path: Path, revision: str) -> None:
 
 @pytest.mark.usefixtures("no_network")
 def test_a_cached_dataset_is_read_without_network(tmp_path):
-    """Never of another revision: `datasets` gives the copy that it has prepared last."""
+    """Another revision is never read: `datasets` gives the copy that it prepared last."""
     with pytest.raises(DataError, match=r"no network in this test.*caches have no copy\n  connect"):
         texts_of(None)
     write_downloaded_copy(tmp_path, "main")

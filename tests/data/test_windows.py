@@ -76,7 +76,7 @@ def test_truncation_takes_the_beginning_of_each_window(tmp_path):
 
 
 def test_reshape_cuts_each_window_into_sequences(tmp_path):
-    """7 sequences of 2 to a window: 4 windows, the last one half used."""
+    """7 sequences, 2 per window: 4 windows, the last half used."""
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
     full = windows.read(20, 4)
     batch = windows.batch(plan(7, 24, 20, sequences_per_window=2))

@@ -48,7 +48,7 @@ def cut(path: Path) -> None:
     ],
 )
 def test_an_origin_that_is_newer_or_damaged_is_refused_by_every_verb(random_run, damage, message):
-    """F52, F56, F61: with both versions, or the way out; nothing is written."""
+    """F52, F56, F61: the message names both versions or the way out; nothing is written."""
     damage(random_run / "origin.json")
     before = contents(random_run.parent)
     for verb in VERBS:

@@ -88,8 +88,8 @@ def processor_seconds(code: str, cwd: Path) -> float:
 
 
 def test_help_answers_quickly(tmp_path):
-    """In less than twice the processor time that the libraries need which draw and check it: 0.3 s
-    on an idle machine. One of five tries is enough: machines are slow for a while."""
+    """Help takes less than twice the CPU time of importing the libraries that draw and check it:
+    0.3 s when idle. One of five tries is enough: machines are slow for a while."""
     libraries = "import typer, typer.rich_utils, pydantic.dataclasses"
     most = 2 * min(processor_seconds(libraries, tmp_path) for _ in range(2))
     code = "import sys; sys.argv[1:] = ['--help']\nimport efftrain_cli.__main__ as m; m.main()"

@@ -57,6 +57,6 @@ def mean_loss(model: GPT, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def largest_change(grown: GPT, model: GPT) -> float:
-    """Return how far a grown model's logits are from those of the small one, at most."""
+    """Return the largest difference between the logits of a grown model and the small one."""
     tokens = tokens_of(model.config)[:, :-1]
     return float((grown(tokens) - model(tokens)).abs().max())

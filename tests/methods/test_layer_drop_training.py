@@ -18,7 +18,7 @@ from tests.tiny import fresh, gradient_of, random_batch, tiny_recipe
 
 
 def recipe(section: str, *overrides: str) -> Recipe:
-    """Return four blocks with keys of [progressive_layer_drop], and overrides."""
+    """Return a recipe of four blocks with keys of [progressive_layer_drop] and overrides."""
     base = ["model.n_layer=4", "model.n_embd=32", "train.tokens=5120", "seed=11"]
     return tiny_recipe(*base, f"progressive_layer_drop={{{section}}}", *overrides)
 

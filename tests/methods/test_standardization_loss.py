@@ -178,7 +178,7 @@ def test_weight_0_measures_it_and_sites_are_rows_where_a_step_is_evaluated():
 
 
 def test_a_site_is_the_mean_over_the_micro_batches_where_its_block_ran():
-    """Three of 2 sequences: block 0 ran in the first and the second, block 1 never."""
+    """Three micro-batches of 2 sequences: block 0 ran in the first two, block 1 in none."""
     section = StandardizationLoss(weight=1.0, sites="ln_input")
     divergences = torch.tensor([0.2, 0.4, 0.0, 0.0, 0.6])
     plan = full_plan(BARE, 6, LENGTH, 2, micro_batches=3)._replace(evaluate=True)

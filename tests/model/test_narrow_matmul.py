@@ -171,7 +171,7 @@ def test_a_chunk_shorter_than_a_block_is_rounded_before_it_joins(ones, bits, chu
     [("fp8_e4m3", torch.float8_e4m3fn, 448), ("fp8_e5m2", torch.float8_e5m2, 57344)],
 )
 def test_operands_take_their_format_and_scales_are_powers_of_two(name, dtype, largest):
-    """A scale is at most 2^126: of tiny numbers too, and 1 where it is useless."""
+    """A scale is at most 2^126, even for tiny numbers, and 1 for zeros and infinities."""
     x = 1e-5 * of_all_sizes(1000)
     rounded, scale = to_operand(x, name)
     assert math.log2(float(scale)).is_integer()

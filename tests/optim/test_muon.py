@@ -122,7 +122,7 @@ def test_every_parameter_has_one_kind_of_state():
 
 
 def test_rows_and_plan_count_the_newton_schulz_iterations():
-    """Two blocks of 300 * 32^3 FLOPs a step beside AdamW's."""
+    """Each of two blocks adds 300 * 32^3 FLOPs a step."""
     iterations = 2 * 300 * 32**3
     rows, plain = (run(fresh(recipe), recipe, 1)[1] for recipe in (RECIPE, ADAMW))
     assert rows["optimizer_flops"] == iterations

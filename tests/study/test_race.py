@@ -100,7 +100,7 @@ def test_a_baseline_is_trained_once_for_all_its_races(folder):
 
 
 def test_a_changed_text_is_another_baseline(folder):
-    """Of a pattern: a file more."""
+    """A pattern that matches one more file."""
     pattern = ("data.train=te*.txt",)
     plans = [race_plan(["a.toml", "b.toml"], DIFFERENT, [3], pattern)]
     (folder / "text2.txt").write_text("more words")

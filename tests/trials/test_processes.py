@@ -181,7 +181,7 @@ def test_a_sweep_imports_torch_once(folder):
 
 
 def test_what_cannot_be_forked_is_started_anew(place):
-    """Something starts a thread in every Python here; and variables that exceed a packet."""
+    """A server with a second thread cannot fork, and some variables exceed a packet."""
     hook = place.folder / "hook"
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(THREAD)
