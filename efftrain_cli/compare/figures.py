@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from efftrain_cli.compare.arms import Arm
+from efftrain_cli.compare.grids import keys_of
 from efftrain_cli.compare.judge import Result
 from efftrain_cli.compare.ladder import Ladder, trends_of
 from efftrain_cli.compare.measures import LABELS
@@ -100,7 +101,7 @@ def add_legend(figure: Figure) -> None:
 def colours_of(arms: Sequence[Arm]) -> dict[str, str]:
     """Return the colour of each arm, by its label and by its recipe.
 
-    It is of the style in use: drawing later would take another style's.
+    They are hexadecimal: "C0" would mean the first colour of the style in use when it is drawn.
     """
     from matplotlib.colors import to_hex
 
@@ -190,19 +191,20 @@ def differences_figure(rows: Sequence[Result], colours: Mapping[str, str]) -> Fi
 
 def rates_figure(grid: pd.DataFrame, colours: Mapping[str, str]) -> Figure:
     """Draw the mean final loss of each recipe against the setting that was varied alone."""
-    keys = list(grid.columns[1:-4])
+    keys = keys_of(grid)
+    key = ", ".join(keys)
     text = "Final loss against what was varied: mean of seeds"
-    figure, axes = new_figure(text, "".join(keys), LOSS, "log")
-    if len(keys) == 1 and pd.api.types.is_numeric_dtype(grid[keys[0]]):
+    figure, axes = new_figure(text, key, LOSS, "log")
+    if len(keys) == 1 and pd.api.types.is_numeric_dtype(grid[key]):
         for arm, rows in grid.groupby("arm", sort=False):
             axes.plot(
-                rows[keys[0]],
+                rows[key],
                 rows.loss,
                 "o-",
                 color=colours[str(arm)],
                 label=str(arm),
             )
-        axes.set_xticks(grid[keys[0]], map("{:g}".format, grid[keys[0]]))
+        axes.set_xticks(grid[key], map("{:g}".format, grid[key]))
         axes.minorticks_off()
     return figure
 

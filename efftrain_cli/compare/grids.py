@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,12 +13,17 @@ from efftrain_cli.compare.arms import Arm, best_of_each
 from efftrain_cli.run.reading import differing_keys
 
 
+def settings_of(arms: Sequence[Arm], recipe: str) -> list[Mapping[str, Any]]:
+    """Return the settings of the arms of a recipe."""
+    return [arm.first.settings for arm in arms if arm.first.arm == recipe]
+
+
 def varied_keys(arms: Sequence[Arm]) -> list[str]:
     """Return the keys that differ between settings of one recipe."""
     keys: dict[str, None] = {}
-    for recipe in {arm.first.arm: None for arm in arms}:
-        settings = [arm.first.settings for arm in arms if arm.first.arm == recipe]
-        keys |= dict.fromkeys(differing_keys(settings))
+    for recipe in dict.fromkeys(arm.first.arm for arm in arms):
+        differing = differing_keys(settings_of(arms, recipe))
+        keys |= dict.fromkeys(differing)
     return list(keys)
 
 
@@ -33,50 +40,60 @@ def grid_frame(arms: Sequence[Arm], keys: Sequence[str]) -> pd.DataFrame:
     best = best_of_each(arms)
     rows = []
     for arm in arms if keys else ():
-        rivals = [each for each in arms if each.first.arm == arm.first.arm]
-        row = {
-            "arm": arm.first.arm,
-            **{key: arm.first.settings.get(key) for key in keys},
-            "loss": np.mean([run.final_loss for run in arm.runs]),
-            "seeds": len(arm.runs),
-            "best": arm in best,
-            "edge": beyond(arm, rivals, keys) if arm in best else "",
-        }
+        settings = arm.first.settings
+        tried = settings_of(arms, arm.first.arm)
+        row = [
+            arm.first.arm,
+            *map(settings.get, keys),
+            np.mean([run.final_loss for run in arm.runs]),
+            len(arm.runs),
+            arm in best,
+            beyond(settings, tried, keys) if arm in best else "",
+        ]
         rows.append(row)
     columns = ["arm", *keys, "loss", "seeds", "best", "edge"]
     return pd.DataFrame(rows, columns=columns).sort_values(list(keys), kind="stable")
 
 
+def keys_of(grid: pd.DataFrame) -> list[str]:
+    """Return the varied keys of a grid's frame."""
+    return list(grid.columns[1:-4])
+
+
 def beyond(
-    best: Arm,
-    rivals: Sequence[Arm],
+    best: Mapping[str, Any],
+    tried: Sequence[Mapping[str, Any]],
     keys: Sequence[str],
 ) -> str:
-    """Return the values next to those of the best setting that are the least or the most tried.
+    """Return the values that would widen a grid at the best setting; "" if it is at no edge.
 
-    Each is as far away as the last step of the grid; "" if there is none.
+    Each is as far away as the last step of the grid.
     """
     texts = []
     for key in keys:
-        tried = [arm.first.settings.get(key) for arm in rivals]
-        values = sorted({value for value in tried if isinstance(value, int | float)})
-        at = best.first.settings.get(key)
-        if len(values) < 2 or at not in (values[0], values[-1]):
+        values = [settings.get(key) for settings in tried]
+        numbers = sorted({value for value in values if isinstance(value, int | float)})
+        at = best.get(key)
+        if len(numbers) < 2 or at not in (numbers[0], numbers[-1]):
             continue
-        neighbour = values[1] if at == values[0] else values[-2]
+        neighbour = numbers[1] if at == numbers[0] else numbers[-2]
         texts.append(f"{key}={at * at / neighbour:g}")
     return ", ".join(texts)
 
 
 def edge_notes(grid: pd.DataFrame) -> list[str]:
     """Return a note per recipe whose best setting is at an edge, with what would widen the grid."""
-    edges = grid[grid.edge != ""]
-    template = "{}: best at the edge of its grid; add {}".format
-    return list(map(template, edges.arm, edges.edge))
+    notes = []
+    for row in grid.itertuples():
+        if row.edge:
+            notes.append(f"{row.arm}: best at the edge of its grid; add {row.edge}")
+    return notes
 
 
 def choice_notes(grid: pd.DataFrame) -> list[str]:
     """Return a caveat per recipe that is the best of several settings by the judged seeds."""
-    tried = grid.groupby("arm", sort=False).size()
-    template = "{}: the best of {} settings by these seeds: flattered".format
-    return [template(arm, count) for arm, count in tried.items() if count > 1]
+    notes = []
+    for arm, tried in Counter(grid.arm).items():
+        if tried > 1:
+            notes.append(f"{arm}: the best of {tried} settings by these seeds: flattered")
+    return notes

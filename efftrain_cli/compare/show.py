@@ -11,6 +11,7 @@ import pandas as pd
 
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.figures import inline_svg
+from efftrain_cli.compare.grids import keys_of
 from efftrain_cli.compare.judge import WITHIN, Result
 from efftrain_cli.compare.ladder import describe_trends, gain_table
 from efftrain_cli.foundation.console import counted, human, human_seconds, table_lines
@@ -161,7 +162,7 @@ def grid_lines(grid: pd.DataFrame) -> list[str]:
     """Return the losses of a grid as a table: a row per setting, a column per recipe."""
     if grid.empty:
         return []
-    keys = list(grid.columns[1:-4])
+    keys = keys_of(grid)
     cells = []
     for row in grid.itertuples():
         loss = "failed" if math.isnan(row.loss) else f"{row.loss:.4f}"
