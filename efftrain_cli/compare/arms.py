@@ -149,7 +149,7 @@ def find_baseline(
         UsageError: the name means no arm, or several.
     """
     if name is None:
-        plain = [arm for arm in arms if not has_method(arm)]
+        plain = [arm for arm in arms if not method_sections(arm.first.settings)]
         return (plain or arms)[0]
     matches = []
     for arm in arms:
@@ -166,10 +166,10 @@ def find_baseline(
     return matches[0]
 
 
-def has_method(arm: Arm) -> bool:
-    """Return whether the arm's recipe has a method's section."""
-    sections = {key.partition(".")[0]: True for key in arm.first.settings}
-    return bool(methods_among(sections))
+def method_sections(keys: Iterable[str]) -> set[str]:
+    """Return the sections of methods among those of dotted keys."""
+    sections = {key.partition(".")[0]: True for key in keys}
+    return {*methods_among(sections)}
 
 
 def stuck_level(base: Arm) -> float:

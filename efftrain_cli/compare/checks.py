@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 
 import pandas as pd
 
-from efftrain_cli.compare.arms import Arm, Pairs
+from efftrain_cli.compare.arms import Arm, Pairs, method_sections
 from efftrain_cli.foundation.console import human, listed
-from efftrain_cli.recipe.recipe import methods_among
 from efftrain_cli.run.reading import OPENING, Run, differing_keys
 
 REFUSED = {
@@ -128,8 +127,7 @@ def describe_differences(arms: Sequence[Arm], varied: Collection[str]) -> list[s
     base = arms[0]
     for arm in arms[1:]:
         keys = differing_keys([base.first.settings, arm.first.settings])
-        sections = {key.partition(".")[0]: True for key in keys}
-        methods = {*methods_among(sections), "stages"}
+        methods = {*method_sections(keys), "stages"}
         other = [key for key in keys if key.partition(".")[0] not in methods]
         texts = []
         for key in other:

@@ -34,8 +34,6 @@ from efftrain_cli.run.reading import CURVE, Run, differing_keys
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FINAL_LOSS = Claim()
-"""What is judged unless a study says otherwise."""
 REFUSALS = 5
 """Most reasons of a refusal that are listed."""
 EXPLORATORY = "exploratory: nothing was fixed before these runs"
@@ -123,7 +121,7 @@ def compare(
     runs: Iterable[Run],
     *,
     baseline: str | None = None,
-    claims: Sequence[Claim] = (FINAL_LOSS,),
+    claims: Sequence[Claim] = (Claim(),),
     target: float | None = None,
     alpha: float = 0.05,
     share: float = 1.0,
@@ -138,6 +136,7 @@ def compare(
 
     Args:
         baseline: see `ordered_arms`.
+        claims: what is judged; default: whether the final loss differs.
         target: loss to reach, nats per token; default: that of a claim, if it has one.
         share: share of alpha that may be spent: see `shares`.
         allow: show losses that do not compare, and judge nothing.

@@ -151,7 +151,7 @@ def runs_of(
     if not has_seeds:
         table["seed"] = pd.factorize(table.run)[0]
     check_rows(table, source)
-    longest = table[table.val_loss.notna()].groupby("arm").step.max()
+    longest = table.dropna(subset="val_loss").groupby("arm").step.max()
     return [run_of(rows, longest) for _, rows in table.groupby("run", sort=False)]
 
 
@@ -173,7 +173,7 @@ def check_rows(table: pd.DataFrame, source: str) -> None:
             f"{source}: run {several[0]!r} has several arms or seeds\n"
             "  give each run a name of its own"
         )
-    evaluated = table[table.val_loss.notna()]
+    evaluated = table.dropna(subset="val_loss")
     repeated = evaluated[evaluated.duplicated(["run", "step"])]
     for row in repeated[:1].itertuples():
         raise UsageError(
@@ -189,7 +189,7 @@ def run_of(rows: pd.DataFrame, longest: pd.Series) -> Run:
         longest: last step that any run of an arm evaluated, by arm.
     """
     first = rows.iloc[0]
-    curve = rows[rows.val_loss.notna()][CURVE].astype(float).sort_values("step", kind="stable")
+    curve = rows.dropna(subset="val_loss")[CURVE].astype(float).sort_values("step", kind="stable")
     last = curve.iloc[-1:]
     status = "finished"
     if np.any(rows.get("failed", False)) or not np.isfinite(last.val_loss).any():
