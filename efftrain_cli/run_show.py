@@ -177,16 +177,16 @@ def verify_run(path: Path) -> str:
         DataError: a line or file is damaged; the message names each.
     """
     problems = []
-    readers: dict[str, Callable[[], object]] = {
-        "recipe.toml": lambda: read_recipe_values(path),
-        "origin.json": lambda: read_origin(path),
-        "plan.json": lambda: read_record(path / "plan.json", Registration),
-        "zeroshot.json": lambda: read_results(path),
+    readers: dict[str, Callable[[Path], object]] = {
+        "recipe.toml": read_recipe_values,
+        "origin.json": read_origin,
+        "plan.json": lambda path: read_record(path / "plan.json", Registration),
+        "zeroshot.json": read_results,
     }
     for name, read in readers.items():
         try:
             if (path / name).exists():
-                read()
+                read(path)
         except EfftrainError as error:
             problems.append(str(error))
     checkpoints = checkpoints_of(path)

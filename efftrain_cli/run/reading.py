@@ -124,7 +124,7 @@ def load_run(path: Path) -> Run:
     drawn = [name for name in last if find_column(name) in DRAWN]
     metrics = read_metrics(path, list(dict.fromkeys([*READ, *drawn])))
     rows = metrics.frame
-    curve = rows[rows.val_loss.notna()][EVALUATED].fillna(0.0)
+    curve = rows.dropna(subset="val_loss")[EVALUATED].fillna(0.0)
     curve.columns = CURVE
     status = status_of(path, last)
     origin = flatten(files.origin)
@@ -161,19 +161,19 @@ def load_run(path: Path) -> Run:
 
 
 def thin(rows: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return `tokens` and `value` of a column, of each stretch of rows one.
+    """Return `tokens` and `value` of a column, one point per stretch of rows.
 
-    If a spike must stay visible, it is the largest value, else the first.
+    The value is the largest of its stretch if a spike must stay visible, else the first.
     """
-    is_known = rows[name].notna().to_numpy()
-    tokens, values = rows.tokens.to_numpy()[is_known], rows[name].to_numpy()[is_known]
+    known = rows.dropna(subset=name)
+    values = known[name].to_numpy()
     count = min(len(values), POINTS)
     starts = -(-np.arange(count) * len(values) // count)
+    shown = values[starts]
     column = find_column(name)
     if column is not None and column.is_extreme:
-        largest = np.maximum.reduceat(values, starts)
-        return pd.DataFrame({"tokens": tokens[starts], "value": largest})
-    return pd.DataFrame({"tokens": tokens[starts], "value": values[starts]})
+        shown = np.maximum.reduceat(values, starts)
+    return pd.DataFrame({"tokens": known.tokens.to_numpy()[starts], "value": shown})
 
 
 def resume_notes(events: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -126,7 +126,7 @@ def breaches(study: Study) -> Iterator[tuple[str, str]]:
         return
     judged = {*seeds}
     for number, size in enumerate(sizes):
-        own = parse_seeds(size.seeds) if size.seeds else seeds
+        own = parse_seeds(size.seeds or study.seeds)
         if len(own) < 2:
             yield f"sizes.{number}.seeds", "must be two or more: one pair supports no claim"
         judged |= {*own}

@@ -115,7 +115,7 @@ class Plan:
     study: Study
     arms: tuple[PlannedArm, ...]
     """Arms, the baseline first; in a study of several sizes, each arm at each size."""
-    values: Mapping[str, Any]
+    values: dict[str, Any]
     """What is registered, by dotted key: the file, and its recipes as written."""
     is_race: bool = False
     """Whether the tool made the plan: its runs belong to all races of their arms."""
@@ -283,7 +283,7 @@ def arms_at_sizes(
         yield replace(
             arm,
             prefix=f"{arm.prefix}-{size.name}",
-            seeds=parse_seeds(size.seeds) if size.seeds else arm.seeds,
+            seeds=parse_seeds(size.seeds or study.seeds),
             settings=settings,
             grid=arm.grid if is_tuned else {},
             size=size_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,14 +36,12 @@ class Registration(Record):
     """Fields of the results that are claims, look by look; null for NaN."""
 
 
-def register(path: Path, fixed: Mapping[str, Any]) -> Registration:
+def register(path: Path, values: dict[str, Any]) -> Registration:
     """Register values, or check that they are the registered ones.
 
     Raises:
         UsageError: a value was changed since.
     """
-    # As the file will hold them: tuples become lists.
-    values = json.loads(json.dumps(fixed))
     if not path.exists():
         make_folder(path.parent)
         first = Registration(
@@ -64,8 +62,9 @@ def register(path: Path, fixed: Mapping[str, Any]) -> Registration:
     return registration
 
 
-def changed_keys(registration: Registration, values: Mapping[str, Any]) -> list[str]:
+def changed_keys(registration: Registration, values: dict[str, Any]) -> list[str]:
     """Return the keys whose values are not the registered ones."""
+    # As the file holds them: tuples become lists.
     now: dict[str, Any] = json.loads(json.dumps(values))
     known = registration.values
     return [key for key in known | now if known.get(key) != now.get(key)]

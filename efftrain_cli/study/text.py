@@ -175,12 +175,12 @@ def race_line(plan: Plan) -> str:
     return f"{text} after {counted(len(tuning), 'run')} of tuning" if tuning else text
 
 
-def pairs_needed(size: float, alpha: float = 0.05) -> int:
+def pairs_needed(size: float) -> int:
     """Return the pairs that show a true difference of `size` standard deviations with POWER.
 
-    They are of one look; a race with several needs about a tenth more.
+    This is for one look at 5 %, two-sided; a race with several looks needs about a tenth more.
     """
     for pairs in range(2, 1000):
-        if detectable(pairs, alpha / 2) <= size:
+        if detectable(pairs, 0.025) <= size:
             return pairs
     return 1000

@@ -23,7 +23,6 @@ from efftrain_cli.trials.trial import Trial, check_names, last_lines
 
 METRIC = r"val[_ ]loss[ :=]+(\S+)"
 """Regular expression of a printed loss."""
-GROUPS = {*CURVE} - {"val_loss"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def check_metric(metric: str) -> None:
     if unknown or not (is_one_group or "val_loss" in pattern.groupindex):
         raise UsageError(
             f"--metric {metric!r} does not say which group is the loss\n"
-            f"  give one group, or named ones: val_loss, {', '.join(sorted(GROUPS))}"
+            f"  give one group, or named ones: {', '.join(reversed(CURVE))}"
         )
 
 

@@ -29,7 +29,19 @@ from efftrain_cli.run.small_files import NOT_COMPUTED, read_recipe_values
 from efftrain_cli.run.status import ENDED, status_of
 
 RUNS = 10_000
-"""Runs of a sweep or study at most; each has a folder."""
+"""Most runs of a sweep or study; each has a folder."""
+VALUE = re.compile(
+    r"""(?:"[^"]*"|'[^']*'|\[(?:[^][]|\[[^]]*\])*\]|\{[^}]*\}|[^,])+""",
+)
+"""One of several values separated by commas; commas in brackets and quotes belong to it."""
+VALIDATED_ON = (
+    "model.seq_len",
+    "eval.windows",
+    "data.tokenizer",
+    "data.text_field",
+    "the validation text",
+)
+"""What decides what a recipe is validated on."""
 
 
 class Trunk(NamedTuple):
@@ -114,20 +126,6 @@ def check_number_of_runs(runs: int) -> None:
         )
 
 
-VALUE = re.compile(
-    r"""(?:"[^"]*"|'[^']*'|\[(?:[^][]|\[[^]]*\])*\]|\{[^}]*\}|[^,])+""",
-)
-"""A value of several with commas between them; commas in brackets and quotes belong to it."""
-VALIDATED_ON = (
-    "model.seq_len",
-    "eval.windows",
-    "data.tokenizer",
-    "data.text_field",
-    "the validation text",
-)
-"""What decides what a recipe is validated on."""
-
-
 def parse_settings(texts: Sequence[str]) -> dict[str, list[str]]:
     """Parse `key=value,value` into values by key; commas inside brackets and quotes belong to a
     value.
@@ -208,7 +206,7 @@ def points_of(grid: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
 def setting_word(setting: str) -> str:
     """Write an override as it stands in a run's name: optim.lr=1e-3 -> lr1e-3.
 
-    A value with other characters than a name may have is told from similar ones by its hash.
+    A value with characters that no name may have is distinguished from similar ones by its hash.
     """
     key, _, value = setting.partition("=")
     plain = value.strip("\"'")
