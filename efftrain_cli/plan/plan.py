@@ -248,7 +248,7 @@ def after_growth(recipe: Recipe, progress: Progress) -> Progress:
 
 def plan_run(
     recipe: Recipe,
-    progress: Progress | None = None,
+    progress: Progress = Progress(),
     vocab_size: int | None = None,
 ) -> Iterator[tuple[StepPlan, Progress]]:
     """Yield every step from `progress` to the end of the budget, each with the progress after it.
@@ -257,8 +257,6 @@ def plan_run(
     what the method states for it: SimiGrad's batch stays as it is. FLOPs are 0 unless `vocab_size`
     is given.
     """
-    if progress is None:
-        progress = Progress()
     while progress.tokens < recipe.train.tokens:
         if stage_ended(recipe, progress):
             progress = after_growth(recipe, progress)
@@ -294,7 +292,7 @@ class EqualSteps(NamedTuple):
 
 def plan_equal_steps(
     recipe: Recipe,
-    progress: Progress | None = None,
+    progress: Progress = Progress(),
     vocab_size: int | None = None,
     until: int | None = None,
 ) -> Iterator[EqualSteps]:
@@ -303,8 +301,6 @@ def plan_equal_steps(
     Of each group only a few steps are planned: the size of steps rises or falls monotonically
     between two phases of a schedule, so all are equal if the first and the last are.
     """
-    if progress is None:
-        progress = Progress()
     while progress.tokens < recipe.train.tokens and (until is None or progress.step < until):
         if stage_ended(recipe, progress):
             progress = after_growth(recipe, progress)

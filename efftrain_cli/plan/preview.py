@@ -38,7 +38,7 @@ class PlanSummary:
 
 def summarize_plan(
     recipe: Recipe,
-    progress: Progress | None = None,
+    progress: Progress = Progress(),
     vocab_size: int | None = None,
     until: int | None = None,
 ) -> PlanSummary:
@@ -63,7 +63,7 @@ def summarize_plan(
             sequences = max(sequences, min(fits, math.ceil(largest_batch / 2)))
         largest = max(largest, (sequences * plan.seq_len, plan.seq_len, sequences))
 
-    end = progress or Progress()
+    end = progress
     if groups:
         end = groups[-1].after
     _, seq_len, sequences = largest
@@ -84,7 +84,7 @@ def csv_lines(
     recipe: Recipe,
     until: int | None = None,
     vocab_size: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = Progress(),
 ) -> Iterator[str]:
     """Yield every step after `progress` as a line of CSV under a header; `tokens` and `windows` are
     counted after the step. A stage that ends by FLOPs does so if `vocab_size` is given."""

@@ -171,7 +171,7 @@ def point_of(recipe: Recipe) -> Point:
         )
     start = (1 - optim.decay_share) * recipe.train.tokens
     point = Point(0, 0)
-    for _, after in plan_run(recipe, None, None):
+    for _, after in plan_run(recipe):
         if after.tokens > start:
             break
         point = Point(after.step, after.tokens)
@@ -200,15 +200,11 @@ def flops_of(trials: Sequence[Trial]) -> float:
     flops = 0.0
     for trial in trials:
         recipe = recipe_of(trial)
-        vocabulary = likely_vocabulary(recipe.data.tokenizer)
-        flops += summarize_plan(recipe, None, vocabulary).flops
+        vocab_size = likely_vocabulary(recipe.data.tokenizer)
+        flops += summarize_plan(recipe, vocab_size=vocab_size).flops
         if trial.trunk is not None:
-            flops -= summarize_plan(
-                recipe,
-                None,
-                vocabulary,
-                trial.trunk.step,
-            ).flops
+            until = trial.trunk.step
+            flops -= summarize_plan(recipe, vocab_size=vocab_size, until=until).flops
     return flops
 
 

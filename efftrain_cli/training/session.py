@@ -200,7 +200,7 @@ def fresh_state(session: Session, stage: int = 0, trains: bool = True) -> TrainS
 def plan_run(
     session: Session,
     until: int | None,
-    progress: Progress = Progress(),
+    progress: Progress,
 ) -> PlanSummary:
     """Plan the run from `progress`; check that data and devices suffice."""
     recipe = session.recipe

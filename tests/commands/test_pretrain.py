@@ -179,7 +179,7 @@ def session_of(recipe: Recipe) -> Any:
 def test_the_header_says_what_is_trained(lab, shown, monkeypatch):
     """320 rows and 32 positions x 64, 2 x (12 x 64^2 + 13 x 64) + 2 x 64: 122,624 parameters."""
     recipe = load_recipe(lab.recipe(), ["data.train=stdlib", "train.deterministic=true"])
-    plan = summarize_plan(recipe, None, 300)
+    plan = summarize_plan(recipe, vocab_size=300)
     monkeypatch.setattr(display, "data_warnings", lambda *words: ["little text"])
     run: Any = SimpleNamespace(name="r-seed1")
     display.show_header(shown, run, session_of(recipe), plan)
@@ -195,7 +195,7 @@ def test_the_header_says_what_is_trained(lab, shown, monkeypatch):
 
 def test_time_on_several_devices_is_said_to_be_of_an_even_share(lab, shown, monkeypatch):
     recipe = load_recipe(lab.recipe())
-    plan = summarize_plan(recipe, None, 300)
+    plan = summarize_plan(recipe, vocab_size=300)
     for devices, seconds in ((1, 400.0), (4, 100.0)):
         monkeypatch.setattr(dist, "world_size", lambda devices=devices: devices)
         display.show_steps(shown, recipe, plan, seconds)
@@ -208,7 +208,7 @@ def test_time_on_several_devices_is_said_to_be_of_an_even_share(lab, shown, monk
 
 def test_a_resumed_run_is_one_line(lab, shown):
     recipe = load_recipe(lab.recipe())
-    plan = summarize_plan(recipe, None, 300)
+    plan = summarize_plan(recipe, vocab_size=300)
     display.show_steps(shown, recipe, plan, 8.0, resumed="r-seed1 after step 5")
     line = "resumed r-seed1 after step 5 of 20; about 8 s (probed)\n"
     assert shown.file.getvalue() == line
@@ -216,7 +216,7 @@ def test_a_resumed_run_is_one_line(lab, shown):
 
 def test_a_faster_type_is_named_if_it_gains_much(lab, shown):
     recipe = load_recipe(lab.recipe())
-    plan = summarize_plan(recipe, None, 300)
+    plan = summarize_plan(recipe, vocab_size=300)
     for speedup in (1.05, 1.66):
         display.show_steps(shown, recipe, plan, 400.0, speedup)
     *_, last = lines = shown.file.getvalue().splitlines()

@@ -39,7 +39,7 @@ def test_it_trains_as_planned_and_resumes(value):
     rows = assert_resumes_exactly_at_every_step(recipe, after=[1])
     state = fresh(recipe)
     assert parameter_count(model_config(recipe, VOCAB_SIZE)) == state.model.parameter_count
-    summary = summarize_plan(recipe, None, VOCAB_SIZE)
+    summary = summarize_plan(recipe, vocab_size=VOCAB_SIZE)
     if "steps" not in recipe.varies:
         assert summary.steps == rows[-1]["step"]
         rates = [plan.lr for plan, _ in plan_run(recipe)]

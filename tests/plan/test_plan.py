@@ -131,7 +131,7 @@ def test_summary_counts_what_the_plan_yields():
 def test_equal_steps_together_are_the_steps_one_by_one(changes, done, until):
     """The sizes of all steps, and the progress at the end of each group."""
     recipe = changed(RECIPE, *changes)
-    first = list(itertools.islice(plan_run(recipe, None, 500), done))
+    first = list(itertools.islice(plan_run(recipe, vocab_size=500), done))
     start = first[-1][1] if first else Progress()
     steps = []
     for plan, after in plan_run(recipe, start, 500):

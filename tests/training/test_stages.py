@@ -60,7 +60,7 @@ def test_stages_that_cannot_work_are_refused(overrides, message):
 
 def test_the_plan_grows_jumps_the_schedule_and_warms_up_again():
     recipe = staged()
-    steps = list(plan_run(recipe, None, 64))
+    steps = list(plan_run(recipe, vocab_size=64))
     tokens = recipe.train.batch_size * recipe.model.seq_len  # 64 a step
     by_step = {plan.step: (plan, after) for plan, after in steps}
     assert len(steps) == 100
@@ -159,7 +159,7 @@ def test_the_small_staged_recipe_spends_what_small_spends():
     """Equal FLOPs, and both at min_lr at their end: a comparison of nothing but the growth."""
     ends = {}
     for recipe in (load_recipe("small"), load_recipe("small-staged-depth")):
-        *_, (plan, after) = plan_run(recipe, None, 1024)
+        *_, (plan, after) = plan_run(recipe, vocab_size=1024)
         ends[bool(recipe.stages)] = (plan.lr, after.flops)
         assert recipe.model == load_recipe("small").model
         assert plan.lr == pytest.approx(recipe.optim.min_lr, rel=1e-3)
