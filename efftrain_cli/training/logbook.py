@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
@@ -366,20 +367,22 @@ def way_on(run: RunDirectory, recipe: Recipe) -> str:
     """
     if any(stage.lr is not None for stage in recipe.stages):
         return ""
-    own = recipe.optim
+    own = named = recipe.optim
+    with_rate = None
     name = str(read_origin(run.path)["recipe"])
-    try:
+    # The recipe may have gone since, or not allow the rate.
+    with suppress(RecipeError):
         named = load_recipe(name).optim
-    except RecipeError:  # it has gone since
-        named = own
-    if named.lr == own.lr:
+        with_rate = load_recipe(name, [f"optim.lr={own.lr!r}"])
+    rate = named.lr
+    least = named.min_lr
+    words = f"{run.path / 'recipe.toml'} --name {run.name}-2"
+    if rate == own.lr:
         rate = least = own.lr / 2
-        words = f"--resume {run.name} --override-resume --set optim.lr={rate:g}"
-    elif load_recipe(name, [f"optim.lr={own.lr!r}"]) == recipe:
-        return f"\n  at {named.lr:g}: efftrain pretrain {name} --name {run.name}-2"
-    else:
-        rate, least = named.lr, named.min_lr
-        words = f"{run.path / 'recipe.toml'} --name {run.name}-2 --set optim.lr={rate:g}"
+        words = f"--resume {run.name} --override-resume"
+    elif with_rate == recipe:
+        return f"\n  at {rate:g}: efftrain pretrain {name} --name {run.name}-2"
+    words += f" --set optim.lr={rate:g}"
     if own.min_lr > rate:
         words += f" --set optim.min_lr={least:g}"
     return f"\n  at {rate:g}: efftrain pretrain {words}"
