@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.optim.optimizer import (
@@ -35,17 +35,15 @@ class Lion(Optimizer):
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
+        named = parameters.named
         self._betas = settings.betas
-        self._parameters = dict(parameters.named)
-        self._momentum: Tensors = {}
-        for name, parameter in self._parameters.items():
-            self._momentum[name] = torch.zeros_like(parameter)
-        self._groups: list[tuple[float, list[str]]] = []
+        self._momentum = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
+        self._groups: list[tuple[float, list[tuple[nn.Parameter, Tensor]]]] = []
         for weight_decay, names in by_weight_decay(parameters, settings.weight_decay).items():
-            members = [self._parameters[name] for name in names]
-            sizes = [parameter.numel() for parameter in members]
-            for part in split_by_size(sizes, elements_at_once(members[0].device)):
-                self._groups.append((weight_decay, names[part]))
+            members = [(named[name], self._momentum[name]) for name in names]
+            sizes = [momentum.numel() for _, momentum in members]
+            for part in split_by_size(sizes, elements_at_once(members[0][1].device)):
+                self._groups.append((weight_decay, members[part]))
 
     @torch.no_grad()
     def step(
@@ -57,16 +55,15 @@ class Lion(Optimizer):
         """See `Optimizer.step`; `beta2` is not read, and the recipe's rules allow none."""
         skip = found_inf.bool()
         of_direction, of_momentum = self._betas
-        for weight_decay, names in self._groups:
+        for weight_decay, members in self._groups:
             weights: list[Tensor] = []
             momenta = []
             gradients = []
-            for name in names:
-                gradient = self._parameters[name].grad
-                if gradient is not None:
-                    weights.append(self._parameters[name])
-                    momenta.append(self._momentum[name])
-                    gradients.append(gradient)
+            for parameter, momentum in members:
+                if parameter.grad is not None:
+                    weights.append(parameter)
+                    momenta.append(momentum)
+                    gradients.append(parameter.grad)
             if not weights:
                 continue
             directions = torch._foreach_lerp(gradients, momenta, of_direction)
