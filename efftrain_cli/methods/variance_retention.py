@@ -38,15 +38,15 @@ MOST_BITS = 23
 """Mantissa bits of fp32: what is asked for at most."""
 
 
-def swamping_offset(m_acc: int, m_p: int, stage: int | None = None) -> float:
-    """Return alpha_j of partial-swamping `stage` j; None: alpha = alpha_(m_p + 1)."""
+def swamping_offset(m_acc: int, m_p: int, stage: int) -> float:
+    """Return alpha_j of partial-swamping `stage` j."""
     total = 0
-    for i in range(1, stage or m_p + 1):
+    for i in range(1, stage):
         total += 2**i * (2**i - 1) * (2 ** (i + 1) - 1)
     return math.ldexp(total, m_acc - 3 * m_p) / 3
 
 
-def variance_retention(m_acc: int, m_p: int, n: float) -> float:
+def variance_retention(m_acc: int, m_p: int, n: int) -> float:
     """Return the VRR of a sum of `n` products of `m_p` mantissa bits in an accumulator of `m_acc`;
     1: no loss."""
     import numpy as np
@@ -57,10 +57,10 @@ def variance_retention(m_acc: int, m_p: int, n: float) -> float:
 
     # 2 Q(x) = erfc(x / sqrt 2), 1 - 2 Q(x) = erf(x / sqrt 2)
     # Full swamping: k_1 and its term of the numerator.
-    i = np.arange(2, math.ceil(n), dtype=np.float64)
+    i = np.arange(2, n, dtype=np.float64)
     scale = 2.0**m_acc / math.sqrt(2)
     q = erfc(scale / np.sqrt(i)) * erf(scale / np.sqrt(i - 1))
-    alpha = swamping_offset(m_acc, m_p)
+    alpha = swamping_offset(m_acc, m_p, m_p + 1)
     counts = i > alpha
     weight = q[counts].sum()
     kept = ((i - alpha) * q)[counts].sum()
@@ -82,12 +82,12 @@ def variance_retention(m_acc: int, m_p: int, n: float) -> float:
     return float(kept / (n * weight))
 
 
-def log_v(m_acc: int, m_p: int, n: float) -> float:
+def log_v(m_acc: int, m_p: int, n: int) -> float:
     """Return ln v(n) = n (1 - VRR); below `LN_50` the accumulator is wide enough."""
     return n * (1 - variance_retention(m_acc, m_p, n))
 
 
-def stages_of(m_acc: int, m_p: int, n: float, chunk: int) -> list[tuple[int, float]]:
+def stages_of(m_acc: int, m_p: int, n: int, chunk: int) -> list[tuple[int, int]]:
     """Return (mantissa bits of the terms, additions) by stage: one, or within and over chunks.
 
     A sum of n_1 products grows by log2(n_1) bits, as far as the accumulator holds them.
@@ -100,7 +100,7 @@ def stages_of(m_acc: int, m_p: int, n: float, chunk: int) -> list[tuple[int, flo
 
 
 @lru_cache(maxsize=1024)
-def needed_bits(m_p: int, n: float, chunk: int = 0) -> int:
+def needed_bits(m_p: int, n: int, chunk: int = 0) -> int:
     """Return the fewest mantissa bits with v < 50 in every stage, else `MOST_BITS`."""
     for m_acc in range(1, MOST_BITS):
         stages = stages_of(m_acc, m_p, n, chunk)
