@@ -140,7 +140,8 @@ class ProgressiveLayerDrop(Method):
         micro_step: int,
         paired: bool = False,
     ) -> tuple[bool, ...]:
-        """Draw which blocks run in a micro-batch of 1-based `step`.
+        """Draw G_l ~ Bernoulli(keep_l), which blocks run in a micro-batch of 1-based `step`, as a
+        function of the arguments alone.
 
         Args:
             keep: the plan's.
@@ -149,23 +150,15 @@ class ProgressiveLayerDrop(Method):
                 gradients of a batch's two halves: with gates of their own the halves would differ
                 by which blocks ran, and it would enlarge the batch to average that away.
         """
+        import numpy as np
+
         draw = micro_step
         if self.granularity == "step":
             draw = 0
         elif paired:
             draw = micro_step // 2
-        return draw_gates(keep, seed=seed, updates=step - 1, draw=draw)
-
-
-def draw_gates(keep: Sequence[float], *, seed: int, updates: int, draw: int) -> tuple[bool, ...]:
-    """Draw G_l ~ Bernoulli(keep_l) as a function of the arguments alone: the counter of Philox is
-    (draw, updates).
-
-    A generator without state has nothing to save, to synchronise between ranks or to disturb by
-    other random draws.
-    """
-    import numpy as np
-
-    philox = np.random.Philox(key=seed, counter=[0, 0, draw, updates])
-    uniform = np.random.Generator(philox).random(len(keep))
-    return tuple(bool(u < p) for u, p in zip(uniform, keep, strict=True))
+        # Without state there is nothing to save, to synchronise between ranks or to disturb by
+        # other random draws.
+        philox = np.random.Philox(key=seed, counter=[0, 0, draw, step - 1])
+        uniform = np.random.Generator(philox).random(len(keep))
+        return tuple((uniform < keep).tolist())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop, draw_gates
+from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.model.block import Block
 from tests.tiny import config_of
 
@@ -58,9 +58,10 @@ def test_share_of_block_compute_skipped_over_a_run(n_layer, keep, skipped):
 
 
 def test_gates_are_these_bits():
-    keep = ProgressiveLayerDrop(theta=0.5, steps=0).keep_probabilities(1, 12)
-    draws = [draw_gates(keep, seed=1337, updates=0, draw=draw) for draw in range(3)]
-    draws.append(draw_gates(keep, seed=1337, updates=1, draw=0))
+    drop = ProgressiveLayerDrop(theta=0.5, steps=0)
+    keep = drop.keep_probabilities(1, 12)
+    draws = [drop.gates(keep, seed=1337, step=1, micro_step=i) for i in range(3)]
+    draws.append(drop.gates(keep, seed=1337, step=2, micro_step=0))
     bits = ["".join("01"[gate] for gate in gates) for gates in draws]
     assert bits == ["101111100100", "111111011110", "111111101010", "101011111011"]
 
