@@ -27,7 +27,7 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     train = Windows(corpus.train, seq_len, recipe.seed)
     needed = summarize_plan(recipe).windows
     problems = []
-    warnings = list(corpus.notes)
+    warnings = list(manifest.notes)
     epochs = None
     validation = 0
     try:

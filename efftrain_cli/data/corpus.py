@@ -239,6 +239,7 @@ class CorpusManifest(Record):
     """Most tokens of each side; null: all there are."""
     data_hash: str
     notes: list[str]
+    """What a reader should know of how the text was prepared, in sentences."""
 
 
 class Verified(Record):
@@ -269,8 +270,6 @@ class Corpus:
     bytes_per_token: float
     """UTF-8 bytes of validation text per validation token, end-of-text tokens counted."""
     manifest: CorpusManifest
-    notes: tuple[str, ...] = ()
-    """What a reader should know of how the text was prepared, in sentences."""
 
     @property
     def key(self) -> str:
@@ -346,5 +345,4 @@ def open_corpus(
         data_hash=record.data_hash,
         bytes_per_token=record.valid.bytes / splits["valid"].tokens,
         manifest=record,
-        notes=tuple(record.notes),
     )

@@ -60,7 +60,11 @@ def prepare(
     text = find_sources(data)
     folder = _folder_of(corpus_key(data, text, limits))
     if not folder.exists():
-        with _progress(console) as tell, locked(folder, tell):
+        from rich.console import Console
+
+        console = console or Console(quiet=True, force_terminal=False)
+        title = "preparing the data (once)"
+        with show_progress(console, title, 10.0) as tell, locked(folder, tell):
             if not folder.exists():
                 _build(folder, data, text, limits, tell)
     return _open(folder, data)
@@ -143,17 +147,6 @@ def _build(
         raise
     partial.rename(folder)
     fsync(folder.parent)
-
-
-@contextmanager
-def _progress(console: Console | None) -> Iterator[Report]:
-    """Yield what a preparation reports its progress to."""
-    from rich.console import Console
-
-    console = console or Console(quiet=True, force_terminal=False)
-    title = "preparing the data (once)"
-    with show_progress(console, title, 10.0) as tell:
-        yield tell
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def show_header(
     print_labelled(console, [first, text, model_line(recipe, corpus.vocab_size)], indent=LABEL)
 
     warnings = data_warnings(session.train_data, plan.windows, session.val_windows.shape[0])
-    for warning in (*corpus.notes, *warnings, *staged_warnings(recipe, plan.end)):
+    for warning in (*corpus.manifest.notes, *warnings, *staged_warnings(recipe, plan.end)):
         console.print(f"warning: {warning}", markup=False)
 
 

@@ -153,14 +153,14 @@ def test_long_documents_do_not_fill_validation(cache, tmp_path):
     corpus = prepare(data(tmp_path / "a.jsonl", valid_fraction=0.1))
     valid = split_texts(corpus)[1]
     assert len(valid) == 40 and max(map(len, valid)) < 100
-    (note,) = corpus.notes
+    (note,) = corpus.manifest.notes
     assert note.startswith("validation has ") and "of the tokens, not 10.00%" in note
 
 
 def test_a_tokenizer_that_cannot_reach_its_vocabulary_says_so(cache, tmp_path):
     (tmp_path / "a.txt").write_text("".join(LINES[:30]))
     corpus = prepare(Data(train=str(tmp_path / "a.txt"), tokenizer="bpe:5000", valid_fraction=0.2))
-    (note,) = corpus.notes
+    (note,) = corpus.manifest.notes
     assert "too few pairs for 5,000 tokens; the vocabulary has " in note
 
 
