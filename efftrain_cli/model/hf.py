@@ -298,7 +298,7 @@ def read_hf_config(directory: Path, vocab_multiple: int = 64) -> GPTConfig:
 
 def _shape_of(given: Any, vocab_multiple: int) -> GPTConfig:
     """Return the shape that a configuration's sizes say, whatever its other keys."""
-    values: dict[str, Any] = {
+    sizes: dict[str, Any] = {
         "n_layer": given.num_hidden_layers,
         "n_head": given.num_attention_heads,
         "n_embd": given.hidden_size,
@@ -306,20 +306,26 @@ def _shape_of(given: Any, vocab_multiple: int) -> GPTConfig:
         "vocab_size": given.vocab_size,
         "padded_vocab_size": pad_vocabulary(given.vocab_size, vocab_multiple),
     }
+    kinds: dict[str, Any] = {}
     if given.model_type == "gpt2":
-        values |= {"d_ff": given.n_inner, "norm_eps": given.layer_norm_epsilon}
+        sizes |= {"d_ff": given.n_inner, "norm_eps": given.layer_norm_epsilon}
     else:
-        values |= {
-            **LLAMA_SHAPE,
+        sizes |= {
             "d_ff": given.intermediate_size,
             "n_kv_head": given.num_key_value_heads,
             "head_dim": given.head_dim,
             "norm_eps": given.rms_norm_eps,
             "rope_theta": given.rope_parameters["rope_theta"],
+        }
+        kinds = {
+            **LLAMA_SHAPE,
             "tied": given.tie_word_embeddings,
             "qk_norm": given.model_type == "qwen3",
         }
-    return _plain(GPTConfig(**values))
+    for field, size in sizes.items():
+        if isinstance(size, bool):  # older releases of transformers let it pass
+            raise ValueError(f"{field} is {size}, not a number")
+    return _plain(GPTConfig(**sizes, **kinds))
 
 
 def read_hf(directory: Path, vocab_multiple: int = 64) -> GPT:
