@@ -99,7 +99,7 @@ def read_table(path: Path, columns: Mapping[str, str] | None = None) -> list[Run
         DataError: the file cannot be read.
     """
     if path.suffix not in READERS:
-        raise UsageError(f"{path} is no table\n  give one of {', '.join(READERS)}")
+        raise UsageError(f"{path} is not a table\n  give a file that ends in {', '.join(READERS)}")
     try:
         table = READERS[path.suffix](path)
     except (OSError, ValueError) as error:
@@ -163,7 +163,7 @@ def check_rows(table: pd.DataFrame, source: str) -> None:
     """
     if not (table.seed % 1 == 0).all():
         raise UsageError(
-            f"{source}: column 'seed' holds something else than whole numbers\n"
+            f"{source}: column 'seed' holds values that are not whole numbers\n"
             "  leave the column out to compare runs without pairs"
         )
     identities = table.groupby("run", sort=False)[["arm", "seed"]].nunique().max(axis=1)

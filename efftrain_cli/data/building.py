@@ -163,7 +163,7 @@ class Building:
                 if source.validates:
                     for document in self._open(source, Tally()).documents():
                         self._known.add(document.number)
-            self.tell(f"continuing after {tokens:,} tokens that an earlier start prepared", 0)
+            self.tell(f"continuing after {tokens:,} tokens that are prepared already", 0)
         return place
 
     def _make_tokenizer(self) -> Tokenizer:

@@ -140,7 +140,7 @@ def _find(
     elif glob.has_magic(entry) and not path.exists():
         files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
         if not files:
-            raise DataError("no file matches this pattern\n  write [[] for a [, [*] for a *")
+            raise DataError("no file matches this pattern\n  write [[] for [, [*] for *")
     elif not path.is_file():
         return [_hub_dataset(entry, path, model, data)], ""
 

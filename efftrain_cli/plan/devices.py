@@ -105,7 +105,7 @@ def assumed_device(text: str) -> PlannedDevice:
     found = re.fullmatch(r"(.+?)(?: *x *(\d+))?(?: +at +(\d+(?:\.\d+)?) *%)?", text.strip())
     name = found[1].upper() if found else ""
     if found is None or name not in GPUS:
-        hint = nearest(name, GPUS) or f"known are {', '.join(GPUS)}"
+        hint = nearest(name, GPUS) or f"known devices: {', '.join(GPUS)}"
         raise UsageError(
             f'--assume "{text}" names no known device\n  write "H100 x 8 at 40%"; {hint}'
         )

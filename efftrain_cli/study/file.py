@@ -111,9 +111,9 @@ def breaches(study: Study) -> Iterator[tuple[str, str]]:
         yield "baseline", "must be one of the arms, and each arm needs its own name"
     for number, arm in enumerate(study.arms):
         if bool(arm.recipe) == bool(study.command):
-            yield f"arms.{number}.recipe", "is required without a command, and goes with one"
+            yield f"arms.{number}.recipe", "is required without a command, forbidden with one"
     if study.command and (study.tuning or study.set or study.sizes):
-        yield "command", "goes with neither tuning, set nor sizes: write the settings into it"
+        yield "command", "cannot be combined with tuning, set or sizes: write them into it"
     seeds = parse_seeds(study.seeds)
     if len(seeds) < 2:
         yield "seeds", "must be two or more: one pair supports no claim"
@@ -131,7 +131,7 @@ def breaches(study: Study) -> Iterator[tuple[str, str]]:
             yield f"sizes.{number}.seeds", "must be two or more: one pair supports no claim"
         judged |= {*own}
     if judged & {*study.tuning_seeds}:
-        yield "tuning.seeds", "must be others than the study's, or the tuned arm is flattered"
+        yield "tuning.seeds", "must differ from the study's, or the tuned arm looks too good"
     yield from size_breaches(study, [size.name for size in sizes])
     measures = {claim.measure for claim in study.primary}
     targets = {claim.target for claim in study.primary if claim.target}
@@ -150,7 +150,7 @@ def size_breaches(study: Study, names: list[str]) -> Iterator[tuple[str, str]]:
     if tuned != names[: len(tuned)]:
         yield "tuning.sizes", "must be the first sizes, in their order: rates are carried upwards"
     if len({*names}) < len(names):
-        yield "sizes", "must have a name of their own each"
+        yield "sizes", "must have different names"
     if len({*study.branches}) < len(study.branches) or min(study.branches) <= 0:
         yield "branches", "must be positive and differ: they are multiples of a size's tokens"
 

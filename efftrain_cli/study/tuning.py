@@ -68,7 +68,7 @@ def tune(plan: Plan, runner: Runner) -> Tuned:
     seeds = len(plan.study.tuning_seeds)
     if seeds < FEW_SEEDS:
         caveats.append(
-            f"settings were chosen on {counted(seeds, 'seed')}: intervals lack this noise"
+            f"settings were chosen on {counted(seeds, 'seed')}: intervals do not include this noise"
         )
     frame = grid_frame(groups, sorted(plan.varied))
     return Tuned(chosen, [*caveats, *edge_notes(frame)], frame)

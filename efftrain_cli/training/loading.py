@@ -107,7 +107,7 @@ def newest_whole(
     run = checkpoints[0].parent.parent
     reasons = "\n  ".join(faults.values())
     raise CheckpointError(
-        f"no checkpoint of run {run.name!r} is whole:\n  {reasons}\n"
+        f"run {run.name!r} has no valid checkpoint:\n  {reasons}\n"
         f"  begin again: efftrain pretrain {run / 'recipe.toml'} --name NAME"
     )
 

@@ -287,7 +287,7 @@ class Logbook:
         sound = [path for path in checkpoints_of(self._run.path) if path not in self._run.corrupt]
         last = "there is no checkpoint from before that"
         if sound:
-            last = f"the last sound checkpoint is {sound[-1].name}"
+            last = f"the last valid checkpoint is {sound[-1].name}"
         advice = way_on(self._run, self._session.recipe)
         self._note_fault(step, what, f"; not saved: {last}{advice}")
 
@@ -319,7 +319,7 @@ class Logbook:
             saved = self._save_before_divergence()
             loss, norms = compute_again(self._session, state, plan)
             bad = [layer for layer, norm in norms.items() if not math.isfinite(norm)]
-            cause = "computed once more, the same step is finite: memory or hardware may be faulty"
+            cause = "recomputed, the same step is finite: memory or hardware may be faulty"
             if bad:
                 cause = f"gradients of {listed(bad)}"
             elif not math.isfinite(loss):

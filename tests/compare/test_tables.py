@@ -108,7 +108,7 @@ def test_a_table_with_a_schedule_has_costs():
         (lambda t: t, {"loss": "val_loss"}, "--columns loss=: no such column\n  did you mean"),
         (lambda t: pd.concat([t, t[:1]]), {}, "two rows of run adam-seed0, step 50\n"),
         (lambda t: t.assign(val_loss="low"), {}, "column 'val_loss' holds no numbers"),
-        (lambda t: t.assign(seed=0.5), {}, "column 'seed' holds something else than whole"),
+        (lambda t: t.assign(seed=0.5), {}, "column 'seed' holds values that are not whole"),
         (
             lambda t: t.assign(run="one"),
             {},

@@ -47,13 +47,13 @@ MOMENT = (
     ids=["weight", "moment"],
 )
 def test_a_state_that_is_not_finite_is_never_saved(lab, broken, step, word):
-    """Exit 4 names the tensor and the last sound checkpoint, which is still there; the command
+    """Exit 4 names the tensor and the last valid checkpoint, which is still there; the command
     gets past."""
     recipe = lab.recipe(keep="1")
     process = lab.train(recipe=recipe, inject=BREAK.replace("BROKEN", broken), code=4)
     errors = process.errors
     assert word in errors
-    assert "the last sound checkpoint is step-00000005" in errors
+    assert "the last valid checkpoint is step-00000005" in errors
     assert lab.checkpoints("r") == ["step-00000005"]
     lab.call("runs", "verify", "r")
     assert nonfinite_tensors(lab.tensors("r", 5)) == []

@@ -221,7 +221,7 @@ def test_a_best_value_at_an_edge_names_what_widens_the_grid(folder):
     caveats = conduct(read_study(path), Fake(loss)).caveats
     said = "a: best at the edge of its grid; add optim.lr=0.008"
     assert said in caveats
-    assert "settings were chosen on 1 seed: intervals lack this noise" in caveats
+    assert "settings were chosen on 1 seed: intervals do not include this noise" in caveats
 
 
 def test_a_long_race_asks_first(folder, monkeypatch):

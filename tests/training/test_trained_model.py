@@ -44,7 +44,7 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(run, capsys):
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
         load_trained_model("random", "20", CPU)
     flip(run / "checkpoints" / "step-00000010" / "progress.json", 99)
-    with pytest.raises(CheckpointError, match="no checkpoint of run 'random' is whole"):
+    with pytest.raises(CheckpointError, match="run 'random' has no valid checkpoint"):
         load_trained_model("random", None, CPU)
 
 

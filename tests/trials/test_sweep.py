@@ -48,7 +48,7 @@ def test_several_values_end_with_a_table_of_them(folder):
     assert low[0] == "0.001" and low[1].endswith("*!")
     assert high[:2] == ["0.002", "failed"] and high[2].endswith("*!")
     assert "note: warm: best at the edge of its grid; add optim.lr=0.004" in lines
-    assert "note: warm: the best of 2 settings by these seeds: flattered" in lines
+    assert "note: warm: the best of 2 settings by these seeds: looks too good" in lines
 
 
 def test_several_budgets_end_with_the_ladder(folder):
