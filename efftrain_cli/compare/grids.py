@@ -95,5 +95,5 @@ def choice_notes(grid: pd.DataFrame) -> list[str]:
     notes = []
     for arm, tried in Counter(grid.arm).items():
         if tried > 1:
-            notes.append(f"{arm}: the best of {tried} settings by these seeds: flattered")
+            notes.append(f"{arm}: the best of {tried} settings by these seeds: looks too good")
     return notes
