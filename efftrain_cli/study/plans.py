@@ -21,7 +21,7 @@ from efftrain_cli.study.sizes import Size, check_sizes, settings_of_size, size_o
 from efftrain_cli.trials.command import check_command, check_metric
 from efftrain_cli.trials.trial import Trial, Trunk, parse_seeds, run_name, setting_word
 
-UNEQUAL = "not tuned over as many settings as the baseline: no p"
+UNEQUAL = "tuned over another number of settings than the baseline: no p"
 """Why an arm is not judged."""
 Settings = tuple[str, ...]
 """Overrides of a recipe, `key=value`."""

@@ -164,12 +164,13 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Console:
 def session_of(recipe: Recipe) -> Any:
     """A session on the CPU, with a text of 1.5 epochs."""
     text = SimpleNamespace(tokens=50_000, documents=1)
+    manifest = SimpleNamespace(notes=["a note"])
     windows = SimpleNamespace(
         epochs=lambda windows: 1.5, epochs_of_sources=lambda windows: {}, per_epoch=1000
     )
     return SimpleNamespace(
         recipe=recipe,
-        corpus=SimpleNamespace(train=text, vocab_size=300, notes=("a note",)),
+        corpus=SimpleNamespace(train=text, vocab_size=300, manifest=manifest),
         train_data=windows,
         val_windows=torch.zeros(4, 33),
         device=torch.device("cpu"),

@@ -131,7 +131,7 @@ def test_equal_curves_under_two_seeds_are_a_copy():
 
 
 def test_files_that_hold_no_table(tmp_path):
-    with pytest.raises(UsageError, match=r"no table\n  give one of .csv"):
+    with pytest.raises(UsageError, match=r"not a table\n  give a file that ends in .csv"):
         read_table(tmp_path / "runs.xlsx")
     with pytest.raises(DataError, match="cannot be read"):
         read_table(tmp_path / "runs.csv")

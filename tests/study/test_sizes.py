@@ -107,7 +107,7 @@ WRONG = [
     ("", 'set = ["model.n_embd=32"]', 'set = ["model.n_embd=64"]', "sizes must rise"),
     ("", "tokens = 512", "tokens = 10_240", "decays from step 0"),
     ("optim.warmup_steps=16", "", "", "lie beyond the warmup of 16 steps"),
-    ("", 'name = "narrow"', 'name = "wide"', "a name of their own"),
+    ("", 'name = "narrow"', 'name = "wide"', "different names"),
     ("", 'tokens = 10_240\nseeds = "3"', "tokens = 10_240", "one pair supports no claim"),
     (
         "",
