@@ -4,9 +4,10 @@
 fast tests that execute the line. Use the first 8 digits of the commit under test as the seed, so
 that nobody chooses it.
 
-Cosmic Ray says which changes a line allows. Which tests execute a line is measured once: a copy of
-the package notes it at each drawn line, in the processes that the tests start too. That and each
-mutant's outcome are kept in .cache/mutants/SEED, and a second call goes on from there.
+Cosmic Ray says which changes a line allows. Which tests execute a line, and their seconds, are
+measured once: a copy of the package notes it at each drawn line, in the processes that the tests
+start too. That and each mutant's outcome are kept in .cache/mutants/SEED, and a second call goes on
+from there. Two mutants are tried at a time.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 
 from cosmic_ray.ast import get_ast
 from cosmic_ray.mutating import mutate_code
@@ -34,7 +37,7 @@ from scipy.stats import binomtest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "efftrain_cli"
-HANG = "60"
+HANG = 60
 """Seconds after which one test counts as failing: some mutants loop forever."""
 FAST = ("-q", "-p", "no:cacheprovider", "--tb=no", "-m", "not slow and not gpu")
 OPERATORS = [
@@ -72,7 +75,8 @@ def note(number):
         with open(FILE, "a") as file:
             file.write(f"{number} {test}\\n")
 """
-"""The module of the copy that writes `number of the line, test` to a file."""
+"""The module of the copy that writes `number of the line, test` to a file. Several processes append
+to it: a short line is one write, which the system does not mix with another's."""
 
 
 @dataclass(frozen=True)
@@ -181,22 +185,27 @@ def copy_project(folder: Path) -> Path:
     return project
 
 
-def measure_reach(mutants: list[Mutant], file: Path) -> dict[int, set[str]]:
-    """Return the tests (without parameters) that run each mutant's line, and keep them in
-    `file`."""
+def measure_reach(mutants: list[Mutant], folder: Path) -> dict[int, set[str]]:
+    """Return the tests (without parameters) that run each mutant's line.
+
+    They are kept in `folder`/reach, and what pytest said, seconds included, in `folder`/pytest.
+    """
+    file = folder / "reach"
     if not file.exists():
         numbers: dict[str, dict[int, int]] = defaultdict(dict)
         for number, mutant in enumerate(mutants):
             numbers[mutant.module][mutant.line] = number
-        with tempfile.TemporaryDirectory() as folder:
-            project = copy_project(Path(folder))
-            notes = Path(folder) / "notes"
+        with tempfile.TemporaryDirectory() as temporary:
+            project = copy_project(Path(temporary))
+            notes = Path(temporary) / "notes"
             (project / "efftrain_cli" / "_notes.py").write_text(f"FILE = {str(notes)!r}\n" + NOTES)
             for module, lines in numbers.items():
                 path = project / module
                 path.write_text(noted(path.read_text(encoding="utf-8"), lines), encoding="utf-8")
-            command = [sys.executable, "-m", "pytest", *FAST, f"--timeout={2 * int(HANG)}"]
-            subprocess.run(command, cwd=project, check=False)
+            options = ["-n2", "--durations=0", "--durations-min=0", f"--timeout={2 * HANG}"]
+            command = [sys.executable, "-m", "pytest", *FAST, *options]
+            with (folder / "pytest").open("w") as output:
+                subprocess.run(command, cwd=project, stdout=output, check=False)
             shutil.copy(notes, file)
     reach: dict[int, set[str]] = defaultdict(set)
     for line in file.read_text().splitlines():
@@ -204,6 +213,36 @@ def measure_reach(mutants: list[Mutant], file: Path) -> dict[int, set[str]]:
         if test != "import":
             reach[int(number)].add(test)
     return reach
+
+
+def seconds_of_tests(output: str) -> dict[str, float]:
+    """Return the seconds of each test, over its parameters, from pytest's list of durations."""
+    seconds: dict[str, float] = defaultdict(float)
+    for duration, test in re.findall(
+        r"^([\d.]+)s (?:setup|call|teardown) +([^\s[]+)", output, re.M
+    ):
+        seconds[test] += float(duration)
+    return seconds
+
+
+def in_order(mutant: Mutant, tests: set[str], seconds: dict[str, float]) -> list[str]:
+    """Return the tests that run the mutant's line, then the others of their files, whose fixtures
+    may run it.
+
+    Tests of a file stand together: they share its fixtures. First come files that are named after
+    the module, then those whose tests take the fewest seconds.
+    """
+    name = mutant.module.split("/")[-1].removesuffix(".py")
+    cost: dict[str, float] = defaultdict(float)
+    for test in tests:
+        cost[test.partition("::")[0]] += seconds.get(test, 0.0)
+
+    def key(test: str) -> tuple[bool, bool, float, str]:
+        file = test.partition("::")[0]
+        return test not in tests, name not in file, cost[file], test
+
+    others = {test for test in seconds if test.partition("::")[0] in cost}
+    return sorted(tests | others, key=key)
 
 
 def first_failure(project: Path, tests: list[str], limit: float) -> str:
@@ -227,29 +266,22 @@ def first_failure(project: Path, tests: list[str], limit: float) -> str:
     return ""
 
 
-def try_mutant(project: Path, mutant: Mutant, tests: set[str], limit: float) -> str:
-    """Return which test catches the mutant, or an empty string.
+def try_mutant(project: Path, mutant: Mutant, tests: list[str], limit: float) -> str:
+    """Return which of the tests catches the mutant, or an empty string.
 
-    First the tests that run the line, then all of their files, whose fixtures may run it. A test
-    that fails without the mutant, too, is left out.
+    A test that fails without the mutant, too, is left out.
     """
-    name = mutant.module.split("/")[-1].removesuffix(".py")
-    ordered = sorted(tests, key=lambda test: (name not in test.partition("::")[0], test))
-    files = list(dict.fromkeys(test.partition("::")[0] for test in ordered))
     path = project / mutant.module
     original = path.read_text(encoding="utf-8")
     unsound: list[str] = []
-    for chosen in (ordered, files):
-        while chosen:
-            path.write_text(mutant.source(), encoding="utf-8")
-            options = [f"--deselect={test}" for test in unsound]
-            failed = first_failure(project, [*options, *chosen], limit)
-            path.write_text(original, encoding="utf-8")
-            if not failed:
-                break
-            if "::" not in failed or not first_failure(project, [failed], 2 * limit):
-                return failed
-            unsound.append(failed)
+    while tests:
+        path.write_text(mutant.source(), encoding="utf-8")
+        options = [f"--deselect={test}" for test in unsound]
+        failed = first_failure(project, [*options, *tests], limit)
+        path.write_text(original, encoding="utf-8")
+        if not failed or "::" not in failed or not first_failure(project, [failed], 2 * limit):
+            return failed
+        unsound.append(failed)
     return ""
 
 
@@ -258,20 +290,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", required=True, help="hexadecimal: the commit's first 8 digits")
     parser.add_argument("--lines", type=int, default=60, help="mutants to try (default 60)")
-    parser.add_argument("--limit", type=float, default=60, help="seconds a mutant (default 60)")
+    parser.add_argument("--limit", type=float, default=100, help="seconds a mutant (default 100)")
     options = parser.parse_args()
     folder = REPOSITORY / ".cache" / "mutants" / options.seed
     folder.mkdir(parents=True, exist_ok=True)
     mutants = list(islice(draw(options.seed), options.lines))
-    reach = measure_reach(mutants, folder / "reach")
+    reach = measure_reach(mutants, folder)
+    seconds = seconds_of_tests((folder / "pytest").read_text())
+    projects: SimpleQueue[Path] = SimpleQueue()
+
+    def outcome(number: int) -> str:
+        kept = folder / str(number)
+        if not kept.exists():
+            tests = in_order(mutants[number], reach[number], seconds)
+            project = projects.get()
+            kept.write_text(try_mutant(project, mutants[number], tests, options.limit))
+            projects.put(project)
+        return kept.read_text()
+
     caught = 0
-    with tempfile.TemporaryDirectory() as temporary:
-        project = copy_project(Path(temporary))
-        for number, mutant in enumerate(mutants):
-            kept = folder / str(number)
-            if not kept.exists():
-                kept.write_text(try_mutant(project, mutant, reach[number], options.limit))
-            failed = kept.read_text()
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(2) as pool:
+        for copy in ("a", "b"):
+            projects.put(copy_project(Path(temporary) / copy))
+        outcomes = pool.map(outcome, range(len(mutants)))
+        for mutant, failed in zip(mutants, outcomes, strict=True):
             caught += bool(failed)
             by = f"\n            by {failed}" if failed else ""
             line = f"line {mutant.line}"
