@@ -17,6 +17,7 @@ from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.slow
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+TABLE = PAGE.split("### Adding something else")[1].split("### Adding a method")[0]
 
 
 class Edit(NamedTuple):
@@ -277,7 +278,7 @@ def run_edited(root: Path, changes: list[Edit], code: str) -> subprocess.Complet
 @pytest.mark.parametrize("what", ADDITIONS)
 def test_an_addition_takes_the_files_of_its_row(copy, what):
     changes, code = ADDITIONS[what]
-    (row,) = re.findall(rf"^\| {what} \|(.*?)\|", PAGE, re.M)
+    (row,) = re.findall(rf"^\| [^|]*\b{what}\b[^|]*\|(.*?)\|", TABLE, re.M)
     for file, old, _ in changes:
         assert f"`{file}`" in row or (not old and f"`{Path(file).parent}`" in row), file
     assert run(copy, code).returncode != 0
@@ -330,6 +331,5 @@ def test_every_line_that_names_the_newest_is_needed(copy, name):
 
 
 def test_every_row_is_tried():
-    section = PAGE.split("### Adding something else")[1].split("### Adding a method")[0]
-    rows = re.findall(r"^\| (an? [a-zA-Z' ]+?) \|", section, re.M)
-    assert set(rows) == {*ADDITIONS, "an optimizer"}
+    rows = re.findall(r"^\| (an? [a-zA-Z', ]+?) \|", TABLE, re.M)
+    assert set(", ".join(rows).split(", ")) == {*ADDITIONS, "an optimizer"}
