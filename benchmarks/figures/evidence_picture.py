@@ -19,22 +19,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "evidence"
-COLOURS = {
-    "better": "#009E73",
-    "noninferior": "#009E73",
-    "equivalent": "#009E73",
-    "worse": "#D55E00",
-    "undecided": "#8a8a8a",
-}
 LEGEND = {
-    "better": "shown, in the arm's favour",
-    "worse": "shown, against it",
-    "undecided": "undecided",
+    "#009E73": "shown, in the arm's favour",
+    "#D55E00": "shown, against it",
+    "#8a8a8a": "undecided",
 }
+FAVOURABLE, AGAINST, UNDECIDED = LEGEND
+COLOURS = {"worse": AGAINST, "undecided": UNDECIDED}
 LABELS = {
     "final_loss": "final loss less {}'s, nats per token",
     "lr_sensitivity": "sensitivity less {}'s, nats per token",
-    "tokens_to_target": "tokens to the same loss: {}'s / the arm's",
     "flops_to_target": "FLOPs to the same loss: {}'s / the arm's",
 }
 ROW = 0.2
@@ -46,7 +40,7 @@ def draw(axes: Axes, path: Path, effects: pd.DataFrame) -> None:
     first = effects.iloc[0]
     is_ratio = first.measure.endswith("_to_target")
     for height, row in enumerate(effects.itertuples()):
-        colour = COLOURS[row.outcome]
+        colour = COLOURS.get(row.outcome, FAVOURABLE)
         axes.plot((row.low, row.high), (height, height), color=colour, linewidth=2.2)
         axes.plot(row.estimate, height, "o", color=colour, markersize=4.5)
     axes.set_yticks(range(len(effects)), list(effects.arm))
@@ -88,8 +82,8 @@ def main() -> None:
     for axes, study in zip(panels, found, strict=False):
         draw(axes, *study)
     handles = []
-    for outcome, label in LEGEND.items():
-        handles.append(Line2D([], [], color=COLOURS[outcome], marker="o", label=label))
+    for colour, label in LEGEND.items():
+        handles.append(Line2D([], [], color=colour, marker="o", label=label))
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=8.5)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "effects"}):
         figure.savefig(EVIDENCE / "effects.svg", metadata={"Date": None, "Creator": None})

@@ -1,4 +1,4 @@
-"""Seconds in which saving blocks training, with and without the hashes of its manifest.
+"""Seconds in which saving blocks training.
 
     python benchmarks/speed/checkpoint_cost.py [--saves 3] [--folder DISK]
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.training import checkpoint, loading
+from efftrain_cli.training import checkpoint
 from efftrain_cli.training.build import build_state
 
 
@@ -32,27 +32,19 @@ def main() -> None:
         "optimizer.safetensors": state.optimizer.tensors(),
         "model.safetensors": state.weights(),
     }
-    text = dump_recipe(recipe)
-    sha256_of = checkpoint.sha256_of
-    times: dict[str, list[tuple[float, float]]] = {}
+    wall = []
+    cpu = []
     with tempfile.TemporaryDirectory(prefix=".checkpoint-cost.", dir=options.folder) as folder:
         path = Path(folder, "checkpoint")
-        for number in range(options.saves + 1):
-            for kind in ("without hashes", "save", "read and verify"):
-                checkpoint.sha256_of = (lambda _: "") if kind == "without hashes" else sha256_of
-                if kind != "read and verify":
-                    shutil.rmtree(path, ignore_errors=True)
-                start, cpu = time.perf_counter(), time.process_time()
-                if kind == "read and verify":
-                    loading.load(path, state, recipe)
-                else:
-                    checkpoint.write(path, state.progress, text, files)
-                used = (time.perf_counter() - start, time.process_time() - cpu)
-                if number:  # the first warms the disk's cache up
-                    times.setdefault(kind, []).append(used)
-    for kind, pairs in times.items():
-        wall, cpu = (statistics.median(values) for values in zip(*pairs, strict=True))
-        print(f"{kind:16} {wall:6.2f} s, {cpu:6.2f} s of CPU time")
+        for _ in range(options.saves + 1):
+            shutil.rmtree(path, ignore_errors=True)
+            start, used = time.perf_counter(), time.process_time()
+            checkpoint.write(path, state.progress, dump_recipe(recipe), files)
+            wall.append(time.perf_counter() - start)
+            cpu.append(time.process_time() - used)
+    # The first save warms the disk's cache up.
+    seconds, busy = statistics.median(wall[1:]), statistics.median(cpu[1:])
+    print(f"{seconds:.2f} s, {busy:.2f} s of CPU time")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import glob
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -55,20 +54,13 @@ def main() -> None:
             pieces, add_special_tokens=False
         ),
     }
-    wall: dict[str, list[float]] = {name: [] for name in work}
-    cpu: dict[str, list[float]] = {name: [] for name in work}
+    print(f"{size:.1f} MB, {os.cpu_count()} CPU cores, load {os.getloadavg()[0]:.1f}")
     for _ in range(options.repeats):
         for name, run in work.items():
             began, used = time.perf_counter(), time.process_time()
             run()
-            wall[name].append(time.perf_counter() - began)
-            cpu[name].append(time.process_time() - used)
-    print(f"{size:.1f} MB, {os.cpu_count()} CPU cores, load {os.getloadavg()[0]:.1f}")
-    for name in work:
-        print(
-            f"{name:<17}  {size / min(wall[name]):5.1f} MB/s at best,"
-            f" {statistics.median(cpu[name]):5.1f} s of CPU (median)"
-        )
+            seconds, cpu = time.perf_counter() - began, time.process_time() - used
+            print(f"{name:<17}  {size / seconds:5.1f} MB/s, {cpu:5.1f} s of CPU time")
 
 
 if __name__ == "__main__":
