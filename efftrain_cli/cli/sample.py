@@ -8,7 +8,7 @@ from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.options import CheckpointOption, Device, RunArgument
-from efftrain_cli.foundation.console import harmless, say
+from efftrain_cli.foundation.console import printable, say
 from efftrain_cli.foundation.errors import UsageError
 
 
@@ -85,6 +85,6 @@ def sample(
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed + number)
         sys.stdout.write(prompt)
         for piece in generate_text(trained.model, trained.tokenizer, prompt, sampling, max_tokens):
-            sys.stdout.write(harmless(piece) if sys.stdout.isatty() else piece)
+            sys.stdout.write(printable(piece, keep="\n\t") if sys.stdout.isatty() else piece)
             sys.stdout.flush()
         sys.stdout.write("\n")

@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, TextIO
+from unicodedata import category
 
 from efftrain_cli.foundation.signals import ask_to_stop
 
@@ -119,18 +120,19 @@ def print_folded(text: str, indent: int = 2, stream: TextIO | None = None) -> No
     print("\n".join(lines), file=stream, flush=True)
 
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode's categories of controls, changes of direction, broken surrogates and line ends."""
 
 
-def printable(text: object) -> str:
-    """Escape control characters, changes of direction and broken surrogates, so that a foreign name
-    can neither move a terminal's cursor nor end a line."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
-
-
-def harmless(text: str) -> str:
-    """Replace what a model writes beside lines of text, such as a terminal's control sequences."""
-    return re.sub(r"[^\n\t]", lambda found: found[0] if found[0].isprintable() else "\ufffd", text)
+def printable(text: object, keep: str = "") -> str:
+    """Escape hidden characters, but for those of `keep`, so that foreign text can neither move a
+    terminal's cursor nor end a line."""
+    shown = []
+    for character in str(text):
+        if category(character) in _HIDDEN and character not in keep:
+            character = character.encode("unicode_escape").decode()
+        shown.append(character)
+    return "".join(shown)
 
 
 def print_json(values: object) -> None:

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -97,15 +97,17 @@ def validated(draft: Draft, cls: type[T], kind: str = "recipe") -> T:
         if value is False and about is not None and about.is_optional:
             table, name = table_of(values, key)
             table.pop(name, None)
-        for item in value if isinstance(value, list) else [value]:
-            if rule := _unwritable(item):
-                raise recipe_error(draft.name, [_problem(draft, key, rule)], kind)
+        items = value if isinstance(value, list) else [value]
+        for rule in filter(None, map(_unwritable, items)):
+            raise recipe_error(draft.name, [_problem(draft, key, rule)], kind)
     problems = list(draft.problems)
     try:
         # As JSON: there, strict types take a list for a tuple and a table for a section.
         result = TypeAdapter(cls).validate_json(json.dumps(values, default=str))
     except ValidationError as error:
-        problems += _problems_of(draft, cls, error)
+        rules = _explained(_rules_of(error, known), cls)
+        for key, rule in rules.items():
+            problems.append(_problem(draft, key, rule))
     if problems:
         raise recipe_error(draft.name, problems, kind)
     return result
@@ -123,51 +125,55 @@ def _unwritable(value: Any) -> str:
     return ""
 
 
+def _problem(draft: Draft, key: str, rule: str) -> Problem:
+    """Return a problem with the key's value and place."""
+    sources = [draft.origin(key)]
+    # A rule between keys may be broken by an override of another key that it names.
+    for name in re.findall(r"\w+\.[\w.]*\w", rule):
+        place = draft.places.get(name, "")
+        if place.startswith("--set") and place not in sources:
+            sources.append(place)
+    value = flatten(draft.values).get(key)
+    shown = None
+    if value not in (None, {}):
+        shown = toml_value(value)[:100]
+    return Problem(key, rule, shown, ", ".join(sources))
+
+
 UNKNOWN = "unknown key"
 REQUIRED = "is required"
 
 
-def _problems_of(draft: Draft, cls: Any, error: ValidationError) -> list[Problem]:
-    """Return what pydantic found, one problem for each key."""
-    rules: dict[str, list[str]] = {}
+def _rules_of(error: ValidationError, known: Mapping[str, Key]) -> dict[str, str]:
+    """Map the keys that pydantic refuses to the rules that they break."""
+    rules: dict[str, dict[str, None]] = {}
     for breach in error.errors(include_url=False):
+        broken = [_rule_of(breach, known)]
         cause = breach.get("ctx", {}).get("error")
-        found = [_rule_of(breach, known_keys(cls))]
         if isinstance(cause, Breaches):
-            found = list(cause.breaches)
-        for key, rule in found:
-            rules.setdefault(key, []).append(rule)
-    unknown = [key for key, alternatives in rules.items() if UNKNOWN in alternatives]
+            broken = list(cause.breaches)
+        for key, rule in broken:
+            rules.setdefault(key, {})[rule] = None
+    return {key: " or ".join(alternatives) for key, alternatives in rules.items()}
+
+
+def _explained(rules: Mapping[str, str], cls: Any) -> dict[str, str]:
+    """Say what each unknown key may mean. A required key that is misspelt is one mistake."""
+    unknown = [key for key, rule in rules.items() if rule == UNKNOWN]
     # A comparison with all keys takes milliseconds: none for thousands of mistakes.
     meant = {key: _nearest_key(key, cls) for key in unknown[:MISTAKES]}
-    problems = []
-    for key, alternatives in rules.items():
-        rule = " or ".join(dict.fromkeys(alternatives))
-        if rule == UNKNOWN and meant.get(key):
+    explained = {}
+    for key, rule in rules.items():
+        if meant.get(key):
             rule += f"; did you mean {meant[key]}?"
         elif rule == UNKNOWN:
-            section = unnumbered(key).rpartition(".")[0]
+            section = _section_of(key)
+            names = [known for known in known_keys(cls) if _section_of(known) == section]
             place = f"[{section}]" if section else "the top level"
-            names = [known.rpartition(".")[2] for known in _keys_in(section, cls)]
-            rule += f"; {place} has {', '.join(names)}"
-        # A key that is missing because it is misspelt is one mistake.
+            rule += f"; {place} has {', '.join(name.rpartition('.')[2] for name in names)}"
         if rule != REQUIRED or key not in meant.values():
-            problems.append(_problem(draft, key, rule))
-    return problems
-
-
-def _problem(draft: Draft, key: str, rule: str) -> Problem:
-    """Return a problem with the key's value and place."""
-    # A rule between keys may be broken by an override of another key that it names.
-    named = [draft.places.get(name, "") for name in re.findall(r"\w+\.[\w.]*\w", rule)]
-    overrides = [place for place in named if place.startswith("--set")]
-    value = flatten(draft.values).get(key)
-    return Problem(
-        key=key,
-        rule=rule,
-        value=None if value in (None, {}) else toml_value(value)[:100],
-        source=", ".join(dict.fromkeys([draft.origin(key), *overrides])),
-    )
+            explained[key] = rule
+    return explained
 
 
 # --- suggestions ----------------------------------------------------------------------------------
@@ -178,41 +184,38 @@ def read_aliases(table: str) -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("aliases.toml").read_text("utf-8"))[table]
 
 
-def _keys_in(section: str | None, cls: Any) -> list[str]:
-    """List the dotted keys of a section, "" for the top level; of all with None."""
-    keys = []
-    for key in known_keys(cls):
-        around, _, _ = key.rpartition(".")
-        if section in (None, around):
-            keys.append(key)
-    return keys
-
-
 @cache
-def _names_in(section: str | None, cls: Any) -> dict[str, str]:
-    """Map the names of a section's keys, ours and those of other programs, to our dotted key."""
-    names: dict[str, str] = {}
-    for key, others in read_aliases("keys").items():
-        names |= dict.fromkeys(others, key)
-    for name, method in methods_in(cls).items():
+def _names(cls: Any) -> list[tuple[str, str]]:
+    """List (name, dotted key) of all keys, then of what other programs call them."""
+    names = [(key.rpartition(".")[2], key) for key in known_keys(cls)]
+    aliases = read_aliases("keys")
+    for section, method in methods_in(cls).items():
         for key, others in method.aliases.items():
-            names |= dict.fromkeys(others.split(), f"{name}.{key}".rstrip("."))
-    # Of equal names the last is kept: ours win over others', and earlier sections.
-    keys = _keys_in(section, cls)
-    for key in reversed(keys):
-        names[key.rpartition(".")[2]] = key
-    return {name: key for name, key in names.items() if key in keys}
+            aliases[f"{section}.{key}".rstrip(".")] = others.split()
+    for key, others in aliases.items():
+        if key in known_keys(cls):
+            names += [(other, key) for other in others]
+    return names
+
+
+def _section_of(key: str) -> str:
+    return unnumbered(key).rpartition(".")[0]
 
 
 def _nearest_key(key: str, cls: Any) -> str | None:
     """Return the valid key that is most like an unknown one, of its section if possible."""
     section, _, name = unnumbered(key).lower().replace("-", "_").rpartition(".")
-    here = _names_in(section, cls)
-    anywhere = _names_in(None, cls)
-    for names, cutoff in ((here, 1.0), (anywhere, 1.0), (here, 0.6), (anywhere, 0.85)):
-        for near in get_close_matches(name, names, n=1, cutoff=cutoff):
-            return names[near]
-    return None
+    matcher = SequenceMatcher(b=name)
+    nearest = None
+    highest = 0.85
+    for other, known in _names(cls):
+        matcher.set_seq1(other)
+        bonus = 0.25 if _section_of(known) == section else 0.0
+        # The quick ratio is an upper bound.
+        if matcher.quick_ratio() + bonus > highest and matcher.ratio() + bonus > highest:
+            highest = matcher.ratio() + bonus
+            nearest = known
+    return nearest
 
 
 # --- words ----------------------------------------------------------------------------------------

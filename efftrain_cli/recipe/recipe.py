@@ -2,7 +2,7 @@
 comparing whole recipes.
 
 The method sections are the methods themselves (`efftrain_cli/methods`); a section that is present
-is on. The other sections are in `sections.py`, the rules between them in `rules.py`.
+is on. The other sections are in `sections.py` and `optim.py`, the rules between them in `rules.py`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from efftrain_cli.methods.stages import Stage, shapes_of_stages
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.recipe.check import methods_in, validated
 from efftrain_cli.recipe.draft import Draft, read_recipe_file
+from efftrain_cli.recipe.optim import Optim
 from efftrain_cli.recipe.rules import rules_between
 from efftrain_cli.recipe.sections import (
     Checkpoint,
     Data,
     Eval,
     Model,
-    Optim,
     Parallel,
     Train,
     Wandb,

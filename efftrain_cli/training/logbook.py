@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from efftrain_cli.foundation.console import harmless, listed, say
+from efftrain_cli.foundation.console import listed, printable, say
 from efftrain_cli.foundation.errors import DiskError, DivergedError, RecipeError, UnsoundError
 from efftrain_cli.foundation.signals import ask_to_stop, stop_asked
 from efftrain_cli.foundation.tensors import Tensors
@@ -196,7 +196,8 @@ class Logbook:
         model = self._state.model
         text = "".join(generate_text(model, tokenizer, prompt, sampling, SAMPLE_TOKENS))
         self._run.event("sample", {"step": step, "prompt": prompt, "text": text})
-        self._screen.say(f"--- after step {step:,}: {harmless(prompt + text)}")
+        shown = printable(prompt + text, keep="\n\t")
+        self._screen.say(f"--- after step {step:,}: {shown}")
 
     # --- all ranks ---
 

@@ -9,9 +9,9 @@ import pytest
 from efftrain_cli.foundation.console import (
     counted,
     folded,
-    harmless,
     human,
     human_seconds,
+    printable,
     table_lines,
 )
 from tests.conftest import python
@@ -91,7 +91,8 @@ def test_lines_break_between_words_and_never_in_a_command(terminal, monkeypatch)
 
 
 def test_a_model_s_text_cannot_steer_a_terminal():
-    assert harmless("one\ttwo\n\x1b]0;title\x07 é \x0b") == "one\ttwo\n�]0;title� é �"
+    text = printable("one\ttwo\n\x1b]0;title\x07 é\u3000\u202e", "\n\t")
+    assert text == r"one\ttwo\n\x1b]0;title\x07 é　\u202e".replace(r"\t", "\t").replace(r"\n", "\n")
 
 
 def test_a_full_stream_that_does_not_block_loses_text():

@@ -192,8 +192,6 @@ def test_imports_point_down():
 
 MOST_FILES = {"cli": 24, "training": 24, "model": 13}
 """Files of the packages that may have more than twelve."""
-LONG = {"recipe/sections.py"}
-"""Files of more than 400 lines, which are to be divided."""
 
 
 def test_packages_have_few_files_and_files_few_lines():
@@ -202,7 +200,7 @@ def test_packages_have_few_files_and_files_few_lines():
         assert len(files) <= MOST_FILES.get(package.name, 12), package.name
     for path in PACKAGE.rglob("*.py"):
         lines = len(path.read_text("utf-8").splitlines())
-        assert lines <= 400 or path.relative_to(PACKAGE).as_posix() in LONG, (path, lines)
+        assert lines <= 400, (path, lines)
 
 
 @pytest.mark.parametrize("depth", [1, 3], ids=["rooms", "files"])

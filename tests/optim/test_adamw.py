@@ -8,7 +8,7 @@ from torch import nn
 
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.optimizer import ParameterSet
-from efftrain_cli.recipe.sections import Optim
+from efftrain_cli.recipe.optim import Optim
 from tests.conftest import python
 
 KINDS = {
@@ -98,7 +98,8 @@ EAGER_STEP = """
 import sys, torch
 from efftrain_cli.training.build import build_state
 from efftrain_cli.training.gradient import Gradient
-from efftrain_cli.recipe.sections import Model, Optim, Train
+from efftrain_cli.recipe.optim import Optim
+from efftrain_cli.recipe.sections import Model, Train
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.foundation.step import Batch, Progress
 from efftrain_cli.plan.plan import plan_step

@@ -6,7 +6,7 @@ import torch
 
 from efftrain_cli.optim.lion import Lion
 from efftrain_cli.optim.optimizer import ParameterSet
-from efftrain_cli.recipe.sections import Optim
+from efftrain_cli.recipe.optim import Optim
 
 
 def test_two_steps_by_hand():
