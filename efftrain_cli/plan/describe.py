@@ -8,8 +8,8 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.plan.plan import model_config, plan_step
 from efftrain_cli.plan.preview import PlanSummary
-from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.optim import Optim
+from efftrain_cli.recipe.recipe import Recipe
 
 LABEL = 8
 """Columns of a line's label."""

@@ -17,8 +17,8 @@ from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
 from efftrain_cli.methods.stages import rewarmup_factor
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import flops_per_token
-from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.optim import Optim
+from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import config_of
 
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.plan import plan_run
-from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.optim import Optim
+from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Train
 
 BUDGET = 157_286_400_000
