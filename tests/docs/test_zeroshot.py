@@ -29,7 +29,7 @@ def test_commands_run(tmp_path, monkeypatch):
         (tmp_path / "sets" / name).write_text(lines)
     block, *_ = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line.partition("#")[0].strip() for line in block.splitlines()]
-    assert len(lines) == 6
+    assert len(lines) == 4
     for line in lines:
         program, *arguments = shlex.split(line)
         assert program == "efftrain"
