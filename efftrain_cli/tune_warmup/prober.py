@@ -162,4 +162,4 @@ class Prober:
         tokens = sum(receipt.tokens for receipt in self.receipts.values())
         share = tokens / recipe.train.tokens
         probes = counted(len(self.receipts), "probe")
-        return f"{probes}, {human(tokens)} tokens: {share:.0%} of a run"
+        return f"{probes}, {human(tokens)} tokens: {100 * share:.0f} % of a run"

@@ -11,6 +11,7 @@ one that ran out of budget continues with a larger one.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,7 +25,15 @@ from efftrain_cli.foundation.console import (
 )
 from efftrain_cli.foundation.errors import DivergedError, UsageError
 from efftrain_cli.foundation.files import write_whole
-from efftrain_cli.recipe.draft import Draft, apply_override, is_path, recipe_name
+from efftrain_cli.plan.describe import LABEL
+from efftrain_cli.recipe.draft import (
+    Draft,
+    apply_override,
+    is_path,
+    read_recipe_file,
+    recipe_folders,
+    recipe_name,
+)
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.toml import toml_lines
 from efftrain_cli.run.directory import run_path
@@ -56,15 +65,15 @@ def tune(config: TuneConfig, plan_only: bool = False) -> Path:
     name = recipe_name(config.recipe)
     folder = run_path(config.name or f"{name}-tune")
     candidates = find_candidates(config, recipe)
-    console = make_console()
-    if plan_only:
-        print_labelled(console, plan_lines(config, candidates, recipe), indent=9)
-        return folder
     tuned = Path("recipes") / f"{name}-tuned.toml"
     check_free(tuned)
     prober = Prober(folder=folder, config=config)
     if folder.exists() and not prober.runs.is_dir():
         raise UsageError(f"{folder} exists but holds no search\n  give another --name")
+    console = make_console()
+    if plan_only:
+        print_labelled(console, plan_lines(config, candidates, recipe), LABEL)
+        return folder
     verdicts: list[Verdict] = []
     try:
         with steady_output():
@@ -81,17 +90,17 @@ def tune(config: TuneConfig, plan_only: bool = False) -> Path:
     write_whole(folder / "receipts.csv", prober.table())
     best = find_best(candidates, verdicts)
     lines = list(result_lines(candidates, verdicts, best))
-    lines.append(f"cost     {prober.cost(recipe)}")
+    lines.append(f"cost    {prober.cost(recipe)}")
     if best is None:
-        print_labelled(console, lines, indent=9)
+        print_labelled(console, lines, LABEL)
         receipts = folder / "receipts.csv"
         raise DivergedError(
             f"no warmup is recommended; {receipts} has the probes\n  {advice(verdicts)}"
         )
     tuned.parent.mkdir(exist_ok=True)
     write_whole(tuned, tuned_text(config, best))
-    lines += [f"recipe   {tuned}", f"next     efftrain pretrain --recipe {tuned.stem}"]
-    print_labelled(console, lines, indent=9)
+    lines += [f"recipe  {tuned}", f"next    {race_command(config, best, tuned.stem)}"]
+    print_labelled(console, lines, LABEL)
     return folder
 
 
@@ -132,18 +141,18 @@ def result_lines(
     control, *others = verdicts
     if others:
         tried = [f"{shown(verdict.setting)} {describe(verdict)}" for verdict in others]
-        yield f"tried    {'; '.join(tried)}"
-    yield f"control  {shown(control.setting)}: {describe(control)}"
+        yield f"tried   {'; '.join(tried)}"
+    yield f"control {shown(control.setting)}: {describe(control)}"
     if best is not None:
         seeds = len(candidates.seeds)
         yield (
-            f"found    {shown(best.setting)}: stable on {seeds} of {seeds} seeds"
+            f"found   {shown(best.setting)}: stable on {seeds} of {seeds} seeds"
             f" for {best.horizon:,} steps"
         )
     elif control.is_stable:
-        yield f"found    nothing: {shown(control.setting)} is stable too"
+        yield f"found   nothing: {shown(control.setting)} is stable too"
     else:
-        yield "found    nothing that is stable on all seeds and no worse than the control"
+        yield "found   nothing that is stable on all seeds and no worse than the control"
 
 
 def advice(verdicts: Sequence[Verdict]) -> str:
@@ -159,17 +168,35 @@ def plan_lines(config: TuneConfig, candidates: Candidates, recipe: Recipe) -> It
     horizon = candidates.horizons[candidates.first]
     starts = ", ".join(map(shown, candidates.starts))
     if starts:
-        yield f"starts   {starts}: {candidates.climb:,} steps each"
+        yield f"starts  {starts}: {candidates.climb:,} steps each"
     durations = ", ".join(map(shown, candidates.durations))
-    yield f"lengths  {durations}: {horizon:,} steps for the first, {shown(first)}"
-    yield f"seeds    {', '.join(map(str, candidates.seeds))}: stable on all of them"
+    yield f"lengths {durations}: {horizon:,} steps for the first, {shown(first)}"
+    yield f"seeds   {', '.join(map(str, candidates.seeds))}: stable on all of them"
     control = Probe(candidates.control, 0, candidates.horizons[0])
     own = Probe(candidates.starts[0] + first, 0, horizon)
     for what, probe in (("control", control), ("cost", own)):
         tokens = len(candidates.seeds) * tokens_of(config, probe)
         share = tokens / recipe.train.tokens
-        cost = f"{human(tokens)} tokens ({share:.1%} of a run)"
-        yield f"{what:<8} {cost} for {shown(probe.setting)}, at most"
+        cost = f"{human(tokens)} tokens ({100 * share:.1f} % of a run)"
+        yield f"{what:<{LABEL}}{cost} for {shown(probe.setting)}, at most"
+
+
+def race_command(config: TuneConfig, best: Verdict, tuned: str) -> str:
+    """Return the command that compares the tuned recipe with the searched one, or with the nearest
+    recipe that this one inherits from and that has no such warmup."""
+    section = best.setting[-1].partition(".")[0]
+    rivals = {config.recipe: config.recipe}
+    for base in read_recipe_file(config.recipe).bases:
+        rivals[str(base)] = base.stem if base.parent in recipe_folders() else str(base)
+    without = (name for path, name in rivals.items() if section not in load_recipe(path).methods)
+    words = ["efftrain", "race", next(without, config.recipe), tuned]
+    found = {text.partition("=")[0] for text in best.setting}
+    for text in config.settings:
+        key = text.partition("=")[0]
+        # What was searched must not be the same in both.
+        if key not in found and (section == "optim" or key.partition(".")[0] != section):
+            words += ["--set", text]
+    return shlex.join(words)
 
 
 def tuned_text(config: TuneConfig, best: Verdict) -> str:

@@ -21,7 +21,7 @@ from efftrain_cli.training.stages import train_stages
 from efftrain_cli.tune_warmup.candidates import TuneConfig, find_candidates
 from efftrain_cli.tune_warmup.prober import Prober
 from efftrain_cli.tune_warmup.search import Receipt, Verdict
-from efftrain_cli.tune_warmup.tune import result_lines, tune
+from efftrain_cli.tune_warmup.tune import race_command, result_lines, tune
 from tests.conftest import cli
 from tests.tune_warmup.conftest import lines
 
@@ -63,10 +63,13 @@ def test_a_search_leaves_receipts_and_a_recipe_and_a_killed_one_the_same(
     shown = capsys.readouterr().out.splitlines()
     names = ["tried", "control", "found", "cost", "recipe", "next"]
     assert [line.split()[0] for line in shown] == names
-    assert shown[2] == "found    lr=1e-3: stable on 2 of 2 seeds for 12 steps"
+    assert shown[2] == "found   lr=1e-3: stable on 2 of 2 seeds for 12 steps"
     text = (Path("recipes") / "small-tuned.toml").read_text()
     assert text.startswith("# Found by `efftrain tune-warmup`: stable for 12 steps on every seed")
     assert 'base = "small"' in text
+    race = shown[5].removeprefix("next    efftrain ")
+    assert race.startswith("race small small-tuned --set") and "optim.lr" not in race
+    assert "small-tuned" in cli(f"{race} --plan").output
     assert load_recipe("small-tuned") == load_recipe("small", [*config.settings, "optim.lr=1e-3"])
 
     trained: list[int] = []
@@ -74,7 +77,7 @@ def test_a_search_leaves_receipts_and_a_recipe_and_a_killed_one_the_same(
     def train_until_killed(state, *rest) -> Iterator:  # type: ignore
         for record in train_stages(state, *rest):
             trained.append(record.progress.step)
-            if len(trained) % 7 == 0:
+            if len(trained) % 11 == 0:
                 raise Killed
             yield record
 
@@ -98,7 +101,7 @@ def test_where_nothing_is_stable_the_search_says_so_and_fails(config, capsys):
     with pytest.raises(DivergedError, match=r"no warmup is recommended.*\n  lower optim\.lr"):
         tune(hopeless)
     shown = capsys.readouterr().out
-    assert "found    nothing that is stable on all seeds" in shown
+    assert "found   nothing that is stable on all seeds" in shown
     probes = [line for line in lines(folder_of("hopeless")) if "lr=" in line["setting"]]
     assert {line["fluctuation"] for line in probes} == {"inf"}
     assert not Path("recipes").exists()
@@ -110,8 +113,8 @@ def test_a_stable_control_says_that_nothing_was_told_apart(config, capsys):
     with pytest.raises(DivergedError, match=r"train with optim\.lr=1e-1, or raise"):
         tune(calm)
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("control  lr=1e-1: stable on 2 seeds (loss ")
-    assert shown[1] == "found    nothing: lr=1e-1 is stable too"
+    assert shown[0].startswith("control lr=1e-1: stable on 2 seeds (loss ")
+    assert shown[1] == "found   nothing: lr=1e-1 is stable too"
     assert len(lines(folder_of("calm"))) == 2
 
 
@@ -187,18 +190,26 @@ def test_the_end_is_six_lines_at_most():
 
     tried, unstable, found = result_lines(Seeds(), [control, short, stuck], short)
     assert tried == (
-        "tried    start=8 steps=60 stable on 2 seeds (loss 4.10);"
+        "tried   start=8 steps=60 stable on 2 seeds (loss 4.10);"
         " start=8 steps=85 stuck on seed 2 (loss 4.00)"
     )
-    assert unstable == "control  seq_len_warmup=false: unstable at step 12 (loss 6.50)"
-    assert found == "found    start=8 steps=60: stable on 2 of 2 seeds for 45 steps"
+    assert unstable == "control seq_len_warmup=false: unstable at step 12 (loss 6.50)"
+    assert found == "found   start=8 steps=60: stable on 2 of 2 seeds for 45 steps"
+
+
+def test_a_length_warmup_races_the_recipe_without_one():
+    best = Verdict(("seq_len_warmup.start=8", "seq_len_warmup.steps=60"), 45, (), ())
+    settings = ("data.train=my.txt", "seq_len_warmup.start=16", "optim.lr=1e-3")
+    for recipe, rival in (("small-slw", "small"), ("unstable", "unstable")):
+        command = race_command(TuneConfig(recipe=recipe, settings=settings), best, "tuned")
+        assert command == f"efftrain race {rival} tuned --set data.train=my.txt --set optim.lr=1e-3"
 
 
 def test_the_plan_is_printed_and_nothing_trained(tmp_path):
     shown = cli("tune-warmup --recipe unstable-slw --plan").output
     # 45 steps of 64 x 64 tokens, three seeds
-    assert "control  553K tokens (92.2% of a run) for seq_len_warmup=false, at most" in shown
-    assert "seeds    1234, 1235, 1236: stable on all of them" in shown
+    assert "control 553K tokens (92.2 % of a run) for seq_len_warmup=false, at most" in shown
+    assert "seeds   1234, 1235, 1236: stable on all of them" in shown
     assert not (tmp_path / "runs").exists()
 
 
