@@ -299,7 +299,8 @@ def result_lines(run: str, entries: Sequence[Result], names: Sequence[str]) -> I
     yield (f"{run}, step {first['step']:,}, context {first['context_length']:,}, {first['dtype']}")
     rows = []
     for entry in entries:
-        score = (_number(entry["value"]), _number(entry["stderr"]), _number(entry["chance"], 2))
+        chance = "" if entry["chance"] is None else f"{entry['chance']:.2g}"
+        score = (_number(entry["value"]), _number(entry["stderr"]), chance)
         items = f"{entry['items']:,}"
         if entry["items"] < entry["items_total"]:
             items += f"/{entry['items_total']:,}"
@@ -317,5 +318,7 @@ def result_lines(run: str, entries: Sequence[Result], names: Sequence[str]) -> I
             yield f"{entry['task']}: items {numbers} were not scored: {why}"
 
 
-def _number(value: float | None, digits: int = 4) -> str:
-    return "" if value is None else f"{value:.{digits}g}"
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4f}" if value <= 1 else f"{value:.4g}"

@@ -68,12 +68,11 @@ def find_specs(names: Iterable[str], data_dir: Path | None) -> list[TaskSpec]:
     if not specs:
         specs = {name: spec for name, spec in TASKS.items() if spec.local_file(data_dir)}
     if not specs:
-        suites = [f"{name} ({len(members)} tasks)" for name, members in SUITES.items()]
-        files = " and ".join(str(TASKS[name].file) for name in SUITES["gpt2"])
         raise UsageError(
             "no tasks given\n"
-            f"  --tasks {', '.join(suites)}, from the Hugging Face Hub\n"
-            f"  offline: --data-dir DIR; gpt2 needs {files}"
+            "  --tasks gpt2 (2 tasks), slw-11 (11) or gpt3 (18), from the Hugging Face Hub\n"
+            "  offline: --data-dir DIR; gpt2 needs lambada_openai.jsonl and"
+            " wikitext2_test_pages.jsonl"
         )
     return list(specs.values())
 
