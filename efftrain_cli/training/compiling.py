@@ -165,7 +165,7 @@ def _note_fault(recipe: Recipe, error: Exception) -> None:
         raise UsageError(
             f"{message}\n  install a C compiler and Python's headers if they are missing"
             " (Debian, Ubuntu: gcc g++ python3-dev),\n"
-            '  or train uncompiled: --set train.compile="off"'
+            '  or train uncompiled, with another --name: --set train.compile="off"'
         ) from error
     _FAULTS.append(message)
     say(

@@ -4,21 +4,33 @@ the advice is followed on the failing input."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import errno
 import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+import torch
 
-from efftrain_cli.foundation.errors import DiskError, EfftrainError
+from efftrain_cli.foundation.errors import DataError, DiskError, EfftrainError, UsageError
+from efftrain_cli.training import dist
+from efftrain_cli.training.launch import refuse_several
+from efftrain_cli.training.session import choose_device
+from efftrain_cli.trials.runner import TrialRunner
 from tests.conftest import REPOSITORY, cli
 from tests.fake_runs import write_jsonl, write_run
+from tests.study.fake import Fake, recipes
+from tests.tiny import changed, fresh, tiny_recipe
 from tests.trained_run import TEXT
+from tests.tune_warmup.conftest import train_here
 
 KINDS = {"DataError", "UsageError", "DiskError", "DamagedError"}
 ADVICE = re.compile(
@@ -109,8 +121,64 @@ def table(column: str) -> Change:
     return file("runs.csv", "\n".join(lines) + "\n")
 
 
+@cache
+def trained_once() -> Path:
+    """Train a run in a folder of its own."""
+    folder = Path(tempfile.mkdtemp())
+    with contextlib.chdir(folder):
+        Path("my.txt").write_text(TEXT)
+        cli(f"{TRAIN} --name r", env={"EFFTRAIN_RUNS": "runs"})
+    return folder / "runs"
+
+
 def trained(patch: pytest.MonkeyPatch) -> None:
-    cli(f"{TRAIN} --name r")
+    """Copy the run that every row shares."""
+    shutil.copytree(trained_once(), "runs")
+
+
+def broken_compiler(patch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    patch.setattr("efftrain_cli.training.compiling.BACKEND", fail)
+
+
+def damage_lines(patch: pytest.MonkeyPatch) -> None:
+    fake_runs("a")(patch)
+    path = Path("runs/a-seed1/metrics.jsonl")
+    lines = path.read_text().splitlines()
+    lines[20] = lines[50] = "{broken"
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def remove_listed_lines(patch: pytest.MonkeyPatch) -> None:
+    """Remove the lines that `efftrain runs verify` lists."""
+    with pytest.raises(DataError) as error:
+        cli("runs verify a-seed1")
+    numbers = {
+        int(number) for number in re.findall(r"metrics\.jsonl, line (\d+)", str(error.value))
+    }
+    assert numbers == {21, 51}
+    path = Path("runs/a-seed1/metrics.jsonl")
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for number, line in enumerate(lines, 1) if number not in numbers]
+    path.write_text("".join(kept))
+
+
+def long_race(patch: pytest.MonkeyPatch) -> None:
+    """Two recipes, a limit that every race exceeds, and runs that cost nothing."""
+    recipes(Path(), "a", "b")
+    patch.setattr("efftrain_cli.cli.race.LARGE", 0.0)
+    runner = Fake(lambda trial: 4 + trial.seed % 7 / 100 + trial.seed % 3 * len(trial.name) / 1000)
+    patch.setattr("efftrain_cli.study.conduct.runner_of", lambda *_, **__: runner)
+
+
+def one_seed_swept(patch: pytest.MonkeyPatch) -> None:
+    """Train the first run of a sweep, all of them in this process; change its text."""
+    here = partial(TrialRunner, launch=train_here)
+    patch.setattr("efftrain_cli.trials.runner.TrialRunner", here)
+    cli(f"{SWEEP} 1")
+    Path("my.txt").write_text(f"one more line\n{TEXT}")
 
 
 LADDER = """
@@ -123,6 +191,8 @@ tokens_per_parameter = 100
 primary = [{{measure = "compute_multiplier", direction = "better"}}]
 arms = [{{name = "small", recipe = "small"}}, {{name = "slw", recipe = "small-slw"}}]
 """
+SWEEP = f"sweep small {TINY} --set train.compile=off --set data.train=my.txt --seeds"
+ECHO = "race a b --pairs 3 --command 'echo loss: 4.{seed}; : {arm}'"
 BRANCH = "pretrain --no-probe --name b --from"
 H100 = '--assume "H100 x {} at 40%"'
 ROWS = [
@@ -192,7 +262,6 @@ ROWS = [
         both(
             variable("EFFTRAIN_CACHE", "cache"),
             trained,
-            remove_corpus,
             file("my.txt", TEXT.replace("Anna", "Otto")),
         ),
     ),
@@ -487,24 +556,77 @@ ROWS = [
         "use --devices N",
         f"{TRAIN} --devices 1",
     ),
+    Row(
+        "{}: no terminal to ask on",
+        "race a.toml b.toml",
+        "--yes",
+        "race a.toml b.toml --yes",
+        long_race,
+    ),
+    Row(
+        "no source of its standard library",
+        f"{PREPARE}stdlib",
+        "data.train files of your own",
+        f"{PREPARE}my.txt",
+        lambda patch: patch.setattr(
+            "efftrain_cli.data.sources.sysconfig",
+            SimpleNamespace(get_paths=lambda: {"stdlib": "nowhere"}),
+        ),
+    ),
+    Row(
+        "install a C compiler",
+        f"{TRAIN} --set train.compile=on",
+        'with another --name: --set train.compile="off"',
+        f"{TRAIN} --set train.compile=off --name r",
+        broken_compiler,
+    ),
+    Row(
+        "lines are not rows",
+        "runs show a-seed1",
+        "remove those lines: `efftrain runs verify a-seed1` lists them",
+        "runs show a-seed1",
+        damage_lines,
+        remove_listed_lines,
+    ),
+    Row(
+        "and was started as one of several",
+        "sweep small --seeds 0 --plan",
+        "start it once",
+        "sweep small --seeds 0 --plan",
+        variable("WORLD_SIZE", "4"),
+        variable("WORLD_SIZE", None),
+    ),
+    Row(
+        "printed nothing that matches",
+        f"{ECHO} --metric 'accuracy (.*)'",
+        "--metric; its last lines:\n    loss: 4.100",
+        f"{ECHO} --metric 'loss: (.*)'",
+    ),
+    Row(
+        "the text has changed since run",
+        f"{SWEEP} 1,2",
+        "restore the text",
+        f"{SWEEP} 1,2",
+        one_seed_swept,
+        file("my.txt"),
+    ),
+    Row(
+        "holds no search",
+        "tune-warmup unstable-slw --name a-seed1 --plan",
+        "give another --name",
+        "tune-warmup unstable-slw --name search --plan",
+        fake_runs("a"),
+    ),
 ]
 
 
 ELSEWHERE = {
-    "no terminal to ask on": "study/test_race.py",
-    "has no split": "data/test_hub.py",
-    "no source of its standard library": "data/test_sources.py",
-    "has no fp8 matrix units": "methods/test_chunked_accumulation.py",
-    "install a C compiler": "training/test_compiling.py",
-    "lines are not rows": "run/test_rows.py",
-    "and was started as one of several": "training/test_dist.py",
-    "takes its own device": "training/test_dist.py",
-    "cannot be shared by {} devices": "faults/test_ranks.py",
-    "printed nothing that matches": "trials/test_command.py",
-    "the text has changed since run": "faults/test_checkpoints.py",
-    "holds no search": "tune_warmup/test_tune_warmup.py",
+    "has no split": "data/test_hub.py::test_the_hub_is_read_as_far_as_it_is_needed",
+    "has no fp8 matrix units": "laws/test_remedies.py::test_fp8_units_that_a_gpu_lacks_are_emulated",
+    "takes its own device": "laws/test_remedies.py::test_each_process_takes_its_own_device",
+    "cannot be shared by {} devices": "faults/test_ranks.py::test_one_device_goes_on_where_two_have_stopped",
 }
-"""Refusals that need processes, another Python or another device, and the tests that meet them."""
+"""Refusals that need a Hub, several processes or a GPU -> the test that carries their advice out."""
 
 
 @pytest.fixture
@@ -518,11 +640,36 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_advice_works_on_the_failing_input(row, home, monkeypatch):
     row.make(monkeypatch)
     with pytest.raises(EfftrainError) as error:
+        refuse_several(row.fails.split()[0])
         cli(row.fails)
     assert error.value.exit_code in (2, 3, 6)
     assert row.advice in str(error.value).partition("\n")[2], str(error.value)
     row.mend(monkeypatch)
     cli(row.mended)
+
+
+def test_fp8_units_that_a_gpu_lacks_are_emulated(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    section = 'chunked_accumulation={fidelity = "hardware", operands = "fp8_e4m3", forward = {}}'
+    recipe = tiny_recipe(section)
+    model = fresh(tiny_recipe(), 64).model
+    with pytest.raises(UsageError, match=r"\n.*--set chunked_accumulation\.fidelity=blocked"):
+        recipe.chunked_accumulation.attach(model, torch.device("cuda"))
+    emulated = changed(recipe, "chunked_accumulation.fidelity=blocked")
+    emulated.chunked_accumulation.attach(model, torch.device("cuda"))
+    assert model.loss_sum(*torch.arange(32).view(2, 1, 16)).isfinite()
+
+
+def test_each_process_takes_its_own_device(monkeypatch):
+    """As local rank 1 of two."""
+    monkeypatch.setattr(dist, "world_size", lambda: 2)
+    monkeypatch.setattr(dist, "local_rank", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    with pytest.raises(UsageError, match="\nuse --device cuda or cpu"):
+        choose_device("cuda:0")
+    assert [str(choose_device(name)) for name in ("cuda", "cpu")] == ["cuda:1", "cpu"]
 
 
 @pytest.mark.parametrize(
@@ -571,4 +718,5 @@ def test_every_advice_is_followed_here_or_elsewhere():
     followed = {row.words for row in ROWS} | ELSEWHERE.keys()
     assert [text for text in texts if not any(words in text for words in followed)] == []
     assert [words for words in followed if not any(words in text for text in texts)] == []
-    assert all((REPOSITORY / "tests" / file).exists() for file in ELSEWHERE.values())
+    for file, _, test in (where.partition("::") for where in ELSEWHERE.values()):
+        assert f"\ndef {test}(" in (REPOSITORY / "tests" / file).read_text()
