@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
+from efftrain_cli.foundation import console
+from efftrain_cli.trials import runner
 from tests.conftest import cli
 from tests.launch import write_recipe
+from tests.tune_warmup.conftest import train_here
 
 
 def read(line: str) -> object:
@@ -23,13 +27,14 @@ def test_a_recipe_as_json():
     assert [Path(base).stem for base in about["bases"]] == ["unstable"]
 
 
-def test_quiet_prints_nothing(efftrain, tmp_path):
-    recipe = write_recipe(tmp_path, "eval.windows=8").name
-    prepared = efftrain(f"prepare {recipe} -q")
-    assert (prepared.stdout, prepared.stderr) == ("", "")
-    trained = efftrain(f"pretrain {recipe} -q")
-    assert trained.stdout == ""
+def test_quiet_prints_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(console, "_silent", False)  # as before, at the end
+    monkeypatch.setattr(runner, "TrialRunner", partial(runner.TrialRunner, launch=train_here))
+    write_recipe(tmp_path, "eval.windows=8")
+    for command in ("prepare", "pretrain"):
+        assert cli(f"{command} r.toml -q").output == ""
     assert (tmp_path / "runs" / "r-seed1234" / "metrics.jsonl").is_file()
-    swept = efftrain(f"sweep {recipe} --seeds 1234,1235 -q --format json")
+    swept = cli("sweep r.toml --seeds 1234,1235 -q --format json")
     assert "val loss" not in swept.stderr and "training " not in swept.stderr, swept.stderr
     assert [run["status"] for run in json.loads(swept.stdout)] == ["finished"] * 2

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import os
+
 from efftrain_cli.run.lines import sealed
 from efftrain_cli.run.metrics import last_row
-from efftrain_cli.trackers import rows as tracker_rows
-from efftrain_cli.trackers.rows import follow_run
+from efftrain_cli.trackers.rows import _is_input_closed, follow_run
+from tests.trackers.conftest import write_while_followed
+
+ROWS = [{"step": step, "loss": 4.5} for step in (1, 2, 3, 4)]
 
 
 def test_a_flipped_digit_is_not_sent_on(tmp_path, monkeypatch):
     """The line is still JSON; its check value says that it is not the one that was written."""
-    rows = [{"step": step, "loss": 4.5} for step in (1, 2, 3, 4)]
-    lines = [sealed(row) for row in rows]
+    lines = [sealed(row) for row in ROWS]
     lines[1] = lines[1].replace("4.5", "4.4")
     lines[3] = lines[3].replace("4.5", "4.6")
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
-    monkeypatch.setattr(tracker_rows, "_is_input_closed", lambda seconds: True)
-    assert list(follow_run(tmp_path)) == [rows[0], rows[2]]
-    assert last_row(tmp_path) == rows[2]
+    write_while_followed(monkeypatch, tmp_path)
+    assert list(follow_run(tmp_path)) == [ROWS[0], ROWS[2]]
+    assert last_row(tmp_path) == ROWS[2]
+
+
+def test_a_line_is_sent_once_it_is_whole(tmp_path, monkeypatch):
+    text = "".join(f"{sealed(row)}\n" for row in ROWS)
+    write_while_followed(monkeypatch, tmp_path, text[:20], text[20:100], text[100:])
+    assert list(follow_run(tmp_path)) == ROWS
+
+
+def test_only_the_end_of_standard_input_ends_it(monkeypatch):
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert not _is_input_closed(0.0)
+        os.write(writing, b"a key was pressed")
+        assert not _is_input_closed(0.0)
+        os.close(writing)
+        assert _is_input_closed(0.0)

@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +22,12 @@ from efftrain_cli.trackers.rows import grouped, series_of
 from tests.conftest import REPOSITORY
 from tests.fake_runs import rows_of, write_run, write_sealed
 from tests.launch import wait_until
+from tests.trackers.conftest import write_while_followed
 from tests.wandb_files import read_history, read_records
+
+
+def lines_of(rows: list[dict[str, Any]]) -> str:
+    return "".join(f"{sealed(row)}\n" for row in rows)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +102,7 @@ def test_axes_summaries_scores_and_names(tmp_path, monkeypatch):
     assert not [key for key in summary if "rte" in key]
 
 
-def test_tensorboard_has_the_same_curves(tmp_path):
+def test_tensorboard_has_the_same_curves(tmp_path, monkeypatch):
     """Read back with TensorBoard's own reader: each step once, the last write wins, also while a
     run is followed."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -119,13 +124,9 @@ def test_tensorboard_has_the_same_curves(tmp_path):
 
     tensorboard.write(path)
     assert read() == (list(range(101)), [9.0] * 41 + [2.0] * 60)
-    child = follower(path, "--tensorboard")
-    with (path / "metrics.jsonl").open("a") as file:
-        file.writelines(
-            sealed(row) + "\n" for row in rows_of(110, 0, segment=1, first=101, loss=1.0)
-        )
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode == 0 and errors == b""
+    later = rows_of(110, 0, segment=1, first=101, loss=1.0)
+    write_while_followed(monkeypatch, path, lines_of(later))
+    tensorboard.write(path, follow=True)
     assert read() == (list(range(111)), [9.0] * 41 + [2.0] * 60 + [1.0] * 10)
 
 
@@ -141,59 +142,38 @@ def test_no_secret_and_no_word_about_the_machine_is_written(tmp_path, monkeypatc
     assert not list(path.rglob("wandb-metadata.json"))
 
 
-def follower(path: Path, options: str = "--mode offline", **env: str) -> subprocess.Popen[bytes]:
-    command = f"{sys.executable} -m efftrain_cli wandb-sync {path} --follow {options}"
-    return subprocess.Popen(
-        command.split(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **env},
-    )
+def steps_sent(folder: Path) -> list[int]:
+    return [row["_step"] for row in read_history(folder)]
 
 
-def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resume(tmp_path):
+def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resume(
+    tmp_path, monkeypatch
+):
     """Segments of one run directory are one wandb run; a step that was sent is not sent again."""
     path = write_run(tmp_path, "small", 0, rows=rows_of(20, 0))
-    child = follower(path)
-    wait_until(lambda: list((path / "wandb").glob("offline-run-*")), child)
-    lines = [sealed(row) + "\n" for row in rows_of(60, 0)[21:]]
-    with (path / "metrics.jsonl").open("a") as file:
-        for line in lines[:-1]:
-            file.write(line)
-            file.flush()
-        file.write(lines[-1][:30])
-        file.flush()
-        time.sleep(0.2)  # so that it can look while a line is half written
-        file.write(lines[-1][30:])
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode == 0 and errors == b""
-    assert [row["_step"] for row in read_history(path / "wandb")] == list(range(61))
-    ids = {folder.name.rsplit("-", 1)[1] for folder in (path / "wandb").glob("offline-run-*")}
-    for folder in (path / "wandb").glob("offline-run-*"):
-        folder.rename(tmp_path / "first")
+    write_while_followed(monkeypatch, path, lines_of(rows_of(60, 0)[21:]))
+    first = wandb_sync.follow(path, "offline", None)
+    (folder,) = (path / "wandb").glob("offline-run-*")
+    assert steps_sent(folder) == list(range(61))
+    folder.rename(tmp_path / "first")
 
-    rows = rows_of(60, 0) + rows_of(80, 0, segment=1, first=41)
-    write_sealed(path / "metrics.jsonl", rows)
-    child = follower(path)
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode == 0 and errors == b""
-    assert [row["_step"] for row in read_history(path / "wandb")] == list(range(61, 81))
-    assert ids == {
-        folder.name.rsplit("-", 1)[1] for folder in (path / "wandb").glob("offline-run-*")
-    }
+    write_sealed(path / "metrics.jsonl", rows_of(60, 0) + rows_of(80, 0, segment=1, first=41))
+    second = wandb_sync.follow(path, "offline", None)
+    assert steps_sent(path / "wandb") == list(range(61, 81))
+    assert (second.id, second.rows) == (first.id, 20)
 
 
-def test_without_a_key_online_becomes_offline_with_one_warning(tmp_path):
+def test_without_a_key_online_becomes_offline_with_one_warning(tmp_path, monkeypatch, capsys):
     """F28: no key."""
     path = write_run(tmp_path, "small", 0)
     # A folder of settings of its own: the key of whoever runs the tests must not count.
-    own = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
-    child = follower(path, "--mode online", **own)
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode == 0
-    assert len(errors.decode().strip().splitlines()) == 1 and b"kept offline" in errors
-    assert len(read_history(path / "wandb")) == 101
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    write_while_followed(monkeypatch, path)
+    assert wandb_sync.follow(path, "online", None).mode == "offline"
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: ") and "kept offline" in warning
+    assert steps_sent(path / "wandb") == list(range(101))
 
 
 def test_a_child_s_message_is_printed_with_its_fix(tmp_path, monkeypatch, capsys):
