@@ -26,9 +26,8 @@ from torch import Tensor, nn
 
 from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.methods.variance_retention import MANTISSA_BITS, needed_bits, product_bits
-from efftrain_cli.model.cross_entropy import capped
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.model.linear import ROLES
+from efftrain_cli.model.losses import capped
 from efftrain_cli.model.narrow_matmul import to_operand
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.run.names import find_run
@@ -104,7 +103,7 @@ def measure_model(
     assert logits.grad is not None
     rows += measure.layer("head", x.detach(), weight.detach(), logits.grad)
     model.zero_grad(set_to_none=True)
-    return sorted(rows, key=lambda row: ROLES.index(row["role"]))
+    return sorted(rows, key=lambda row: str(row["role"]))
 
 
 @dataclass

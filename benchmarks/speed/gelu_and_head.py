@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efftrain_cli.model.cross_entropy import summed_cross_entropy
 from efftrain_cli.model.gelu import gelu
 from efftrain_cli.model.kernels import keep_freed_memory
+from efftrain_cli.model.losses import summed_cross_entropy
 
 Form = Callable[[], Tensor]
 

@@ -34,41 +34,27 @@ from pydantic.dataclasses import dataclass
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.section import SECTION
 from efftrain_cli.methods.method import Method, Problems, Sections
-from efftrain_cli.model.accumulator import Accumulator
+from efftrain_cli.model.arithmetic import Accumulator, Arithmetic
 
 if TYPE_CHECKING:
     import torch
 
     from efftrain_cli.model.gpt import GPT
 
-Operands = Literal["fp32", "bf16", "fp8_e4m3", "fp8_e5m2"]
 UNIT = 16
 """fp8 matrix units take dimensions that are multiples of this."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
-class ChunkedAccumulation(Method):
+class ChunkedAccumulation(Arithmetic, Method):
     """Chunk-based accumulation: matrix products with narrow operands, added in narrow accumulators,
     in chunks."""
 
     aliases: ClassVar = {"": "accumulation chunk_accumulation fp8 low_precision"}
 
-    operands: Operands = "fp32"
-    """Format of activations and weights; an 8-bit tensor has one scale, a power of two, by its
-    largest magnitude."""
-    gradient_operands: Operands | None = None
-    """Format of the gradients that come into a layer; absent: as operands."""
     layers: Literal["all", "inner"] = "all"
     """Blocks whose linear layers take part: all of them, or all but the first and the last, which
     stay fp32."""
-    fidelity: Literal["blocked", "hardware"] = "blocked"
-    """Emulated, rounded after every 32 products; or the GPU's own."""
-    forward: Accumulator | None = None
-    """Sums of the output, over a layer's inputs; absent: fp32."""
-    grad_input: Accumulator | None = None
-    """Sums of the input's gradient, over a layer's outputs; absent: fp32."""
-    grad_weight: Accumulator | None = None
-    """Sums of the weight's gradient, over the tokens of a micro-batch; absent: fp32."""
 
     @property
     def roles(self) -> dict[str, Accumulator | None]:
@@ -111,11 +97,6 @@ class ChunkedAccumulation(Method):
         if breaches:
             raise ValueError("; ".join(breaches))
         return self
-
-    @property
-    def gradient_format(self) -> str:
-        """Format of incoming gradients."""
-        return self.gradient_operands or self.operands
 
     def problems(self, recipe: Sections) -> Problems:
         model = recipe.model
@@ -189,23 +170,17 @@ class ChunkedAccumulation(Method):
         import torch
         from torch import nn
 
-        from efftrain_cli.model.linear import Arithmetic, NarrowLinear
+        from efftrain_cli.model.linear import NarrowLinear
 
         if self.fidelity == "hardware" and device.type == "cuda":
             check_fp8(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
-        arithmetic = Arithmetic(
-            operands=self.operands,
-            gradient_operands=self.gradient_format,
-            fidelity=self.fidelity,
-            **self.roles,
-        )
         wide: tuple[str, ...] = ()
         if self.layers == "inner":
             wide = ("0.", f"{len(model.h) - 1}.")
         for name, layer in list(model.h.named_modules()):
             if isinstance(layer, nn.Linear) and not name.startswith(wide):
                 path, _, child = name.rpartition(".")
-                setattr(model.h.get_submodule(path), child, NarrowLinear(layer, arithmetic))
+                setattr(model.h.get_submodule(path), child, NarrowLinear(layer, self))
 
 
 def check_fp8(name: str, capability: tuple[int, int]) -> None:

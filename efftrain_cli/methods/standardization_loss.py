@@ -151,7 +151,7 @@ class StandardizationLoss(Method):
     def site_loss(self, activation: Tensor) -> Tensor:
         """Compute the mean divergence of one site's activation (B, T, channels), 0-d fp32, nats per
         channel."""
-        from efftrain_cli.model.standardization import standardization_loss
+        from efftrain_cli.model.losses import standardization_loss
 
         if self.weight == 0:
             activation = activation.detach()

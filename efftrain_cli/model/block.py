@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from efftrain_cli.model.config import GPTConfig
-from efftrain_cli.model.cross_entropy import at_least_fp32
 from efftrain_cli.model.gelu import gelu
+from efftrain_cli.model.losses import at_least_fp32
 
 See = Callable[[str, Tensor], None]
 """(name, activation) -> nothing: shown the outputs of linear layers and the inputs of norms, by the
@@ -137,8 +137,8 @@ class CausalSelfAttention(nn.Module):
             sum(self.rows),
             bias=config.bias,
         )
-        self.q_norm: RMSNorm | None = None
-        self.k_norm: RMSNorm | None = None
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
         if config.qk_norm:
             self.q_norm = RMSNorm(self.head_size, config.norm_eps)
             self.k_norm = RMSNorm(self.head_size, config.norm_eps)
@@ -166,9 +166,8 @@ class CausalSelfAttention(nn.Module):
         # in one copy.
         parts = qkv.split(self.rows, dim=2)
         q, k, v = (part.view(batch, seq_len, -1, self.head_size) for part in parts)
-        if self.q_norm is not None and self.k_norm is not None:
-            q = self.q_norm(q)
-            k = self.k_norm(k)
+        q = self.q_norm(q)
+        k = self.k_norm(k)
         if self.rope is not None:
             q = self.rope(q, past)
             k = self.rope(k, past)
@@ -184,26 +183,22 @@ class CausalSelfAttention(nn.Module):
         see("attn.q", q)
         see("attn.k", k)
 
-        if past == 0:
-            y = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                is_causal=True,
-            )
-        else:
+        mask = None
+        if past:
             ones = torch.ones(
                 seq_len,
                 past + seq_len,
                 dtype=torch.bool,
                 device=x.device,
             )
-            y = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=ones.tril(past),
-            )
+            mask = ones.tril(past)
+        y = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=mask is None,
+        )
         y = y.transpose(1, 2).reshape(batch, seq_len, -1)
         y = self.c_proj(y)
         see("attn.c_proj", y)

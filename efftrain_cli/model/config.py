@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 Mlp = Literal["gelu", "swiglu", "relu2"]
 Norm = Literal["layernorm", "rmsnorm", "none"]
@@ -93,14 +93,6 @@ NORMS: dict[str, NormFacts] = {
 }
 
 
-class QkvRows(NamedTuple):
-    """Rows of the fused matrix that make the queries, keys and values."""
-
-    q: int
-    k: int
-    v: int
-
-
 class Dimensions:
     """Derive sizes that are not given, for `GPTConfig` and a recipe's [model]: head_dim from n_embd
     / n_head, ..."""
@@ -173,10 +165,10 @@ class Dimensions:
         return self.n_head * self.head_size
 
     @property
-    def qkv_rows(self) -> QkvRows:
+    def qkv_rows(self) -> tuple[int, int, int]:
         """Rows of q, k and v in the fused matrix."""
         keys = self.kv_heads * self.head_size
-        return QkvRows(self.attention_size, keys, keys)
+        return self.attention_size, keys, keys
 
     @property
     def ff_size(self) -> int:
@@ -192,26 +184,29 @@ class Dimensions:
 S = TypeVar("S", bound=Dimensions)
 
 
-def resize(
-    shape: S,
-    *,
-    n_head: int,
-    n_embd: int,
-    kv_heads: int,
-    head_size: int,
-    ff_size: int,
-) -> S:
-    """Return the shape with these sizes; those that follow from others are left to them."""
+def resize(shape: S, changes: Mapping[str, int]) -> S:
+    """Return the shape with some of the sizes n_head, kv_heads, head_size, n_embd and ff_size
+    changed; those that follow from others are left to them."""
+    sizes = {
+        "n_head": shape.n_head,
+        "kv_heads": shape.kv_heads,
+        "head_size": shape.head_size,
+        "n_embd": shape.n_embd,
+        "ff_size": shape.ff_size,
+        **changes,
+    }
+    n_head = sizes["n_head"]
+    n_embd = sizes["n_embd"]
     plain = replace(  # type: ignore[type-var]
         shape, n_head=n_head, n_embd=n_embd, n_kv_head=None, head_dim=None, d_ff=None
     )
     given = {}
-    if kv_heads != n_head:
-        given["n_kv_head"] = kv_heads
-    if n_head * head_size != n_embd:
-        given["head_dim"] = head_size
-    if ff_size != plain.ff_size:
-        given["d_ff"] = ff_size
+    if sizes["kv_heads"] != n_head:
+        given["n_kv_head"] = sizes["kv_heads"]
+    if n_head * sizes["head_size"] != n_embd:
+        given["head_dim"] = sizes["head_size"]
+    if sizes["ff_size"] != plain.ff_size:
+        given["d_ff"] = sizes["ff_size"]
     return replace(plain, **given)  # type: ignore[type-var]
 
 

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from efftrain_cli.model.block import Block, KeyValueCache, Rope, make_norm
 from efftrain_cli.model.config import GPTConfig as GPTConfig
 from efftrain_cli.model.config import ParameterKind, parameter_kind
-from efftrain_cli.model.cross_entropy import capped, summed_cross_entropy
+from efftrain_cli.model.losses import capped, summed_cross_entropy
 
 Gates = Sequence[bool] | None
 """The blocks that a micro-batch runs, one flag per block; None: all."""
@@ -215,7 +215,7 @@ class GPT(nn.Module):
         """Sum the cross-entropy, nats (0-d fp32), of the residual stream (B, T, C) against targets
         (B, T).
 
-        While gradients are wanted of a model `with_squares`, return `summed_losses`, (2,).
+        While gradients are wanted of a model `with_squares`, return its two sums, (2,).
         """
         return summed_cross_entropy(
             self.before_head(x).flatten(0, -2),
@@ -230,19 +230,10 @@ class GPT(nn.Module):
         self,
         tokens: Tensor,
         targets: Tensor,
-        gates: Gates = None,
-        scales: Tensor | None = None,
-        recompute: bool = False,
         run_block: RunBlock = run_eagerly,
     ) -> Tensor:
         """Sum the cross-entropy of tokens (B, T) against targets (B, T), nats, 0-d fp32."""
-        x = self.run_blocks(
-            self.embed(tokens),
-            gates,
-            scales,
-            recompute,
-            run_block,
-        )
+        x = self.run_blocks(self.embed(tokens), run_block=run_block)
         return self.head_loss_sum(x, targets)
 
     def new_caches(self) -> list[KeyValueCache]:

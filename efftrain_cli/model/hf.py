@@ -163,7 +163,7 @@ def hf_config(config: GPTConfig, eot_id: int) -> PretrainedConfig:
     except StrictDataclassError as error:  # a size that the class refuses
         wrong.append(" ".join(str(error).split()))
     else:
-        for field, value in asdict(_plain(config)).items():
+        for field, value in asdict(resize(config, {})).items():
             if value != computed[field] and field not in ALWAYS_SAID:
                 must = json.dumps(computed[field])
                 wrong.append(f"model.{field} = {json.dumps(value)} (must be {must})")
@@ -173,18 +173,6 @@ def hf_config(config: GPTConfig, eot_id: int) -> PretrainedConfig:
             "  use the run itself: efftrain sample, efftrain eval-zeroshot"
         )
     return made
-
-
-def _plain(config: GPTConfig) -> GPTConfig:
-    """Return a shape without sizes that follow from others."""
-    return resize(
-        config,
-        n_head=config.n_head,
-        n_embd=config.n_embd,
-        kv_heads=config.kv_heads,
-        head_size=config.head_size,
-        ff_size=config.ff_size,
-    )
 
 
 def to_hf(model: GPT, eot_id: int) -> PreTrainedModel:
@@ -325,7 +313,7 @@ def _shape_of(given: Any, vocab_multiple: int) -> GPTConfig:
     for field, size in sizes.items():
         if isinstance(size, bool):  # older releases of transformers let it pass
             raise ValueError(f"{field} is {size}, not a number")
-    return _plain(GPTConfig(**sizes, **kinds))
+    return resize(GPTConfig(**sizes, **kinds), {})
 
 
 def read_hf(directory: Path, vocab_multiple: int = 64) -> GPT:

@@ -13,8 +13,7 @@ layer computes, bit for bit. The bias is added, and its gradient summed, in fp32
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,25 +21,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from efftrain_cli.model.accumulator import Accumulator
-from efftrain_cli.model.narrow_matmul import BLOCK, FP8, scale_of, to_operand
-
-ROLES = ("forward", "grad_input", "grad_weight")
-Fidelity = Literal["blocked", "hardware"]
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """How a linear layer multiplies and adds. A role that is None adds in fp32."""
-
-    operands: str = "fp32"
-    """Format of activations and weights."""
-    gradient_operands: str = "fp32"
-    """Format of the output's gradient."""
-    fidelity: Fidelity = "blocked"
-    forward: Accumulator | None = None
-    grad_input: Accumulator | None = None
-    grad_weight: Accumulator | None = None
+from efftrain_cli.model.arithmetic import Accumulator, Arithmetic
+from efftrain_cli.model.narrow_matmul import BLOCK, to_fp8, to_operand
 
 
 class NarrowLinear(nn.Linear):
@@ -112,7 +94,7 @@ class _Emulated(Function):
         grad_x = grad_weight = grad_bias = None
         if ctx.has_bias:
             grad_bias = grad.sum(0)
-        grad, grad_scale = to_operand(grad, arithmetic.gradient_operands)
+        grad, grad_scale = to_operand(grad, arithmetic.gradient_format)
 
         if ctx.needs_input_grad[0]:
             rounded, weight_scale = to_operand(weight, arithmetic.operands)
@@ -174,7 +156,7 @@ class _Hardware(Function):
     def backward(ctx: Any, grad: Tensor) -> _Gradients:
         x, weight = ctx.saved_tensors
         arithmetic: Arithmetic = ctx.arithmetic
-        of_gradient = arithmetic.gradient_operands
+        of_gradient = arithmetic.gradient_format
         format_ = arithmetic.operands
         grad_x = grad_weight = grad_bias = None
         if ctx.has_bias:
@@ -220,18 +202,14 @@ def fp8_matmul(
     CPU has no such units: there it is the fp32 product of the fp8 operands, as `torch._scaled_mm`
     would compute it a thousand times slower, and `fast` changes nothing.
     """
+    left, scale_a = to_fp8(a.float(), format_a)
+    right, scale_b = to_fp8(b.float(), format_b)
     if a.device.type == "cpu":
-        left, of_a = to_operand(a.float(), format_a)
-        right, of_b = to_operand(b.float(), format_b)
-        return _unscaled(left @ right.t(), of_a, of_b).to(dtype)
-
-    scale_a = scale_of(a, format_a)
-    scale_b = scale_of(b, format_b)
-    a8 = (a.float() * scale_a).to(FP8[format_a]).contiguous()
-    b8 = (b.float() * scale_b).to(FP8[format_b]).contiguous()
+        product = left.float() @ right.float().t()
+        return _unscaled(product, scale_a, scale_b).to(dtype)
     return torch._scaled_mm(
-        a8,
-        b8.t(),
+        left.contiguous(),
+        right.contiguous().t(),
         scale_a=scale_a.reciprocal(),
         scale_b=scale_b.reciprocal(),
         out_dtype=dtype,

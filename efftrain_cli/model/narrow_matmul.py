@@ -101,8 +101,6 @@ def scale_of(x: Tensor, operands: str) -> Tensor:
     It is 1 if `x` is 0 or not finite. A power of two changes no mantissa, so only the format
     rounds.
     """
-    if operands not in FP8:
-        return torch.ones((), device=x.device)
     largest = x.detach().abs().amax().float()
     limit = torch.finfo(FP8[operands]).max
     # A quotient beyond 2^128 would be infinite; from 2^126 on the scale is the same.
@@ -111,6 +109,12 @@ def scale_of(x: Tensor, operands: str) -> Tensor:
     is_usable = torch.isfinite(largest) & (largest > 0)
     exponent = torch.where(is_usable, exponent, 0.0)
     return torch.exp2(exponent.clamp(-126, 126))
+
+
+def to_fp8(x: Tensor, operands: str) -> tuple[Tensor, Tensor]:
+    """Return `x` in an fp8 format, and the scale that it was multiplied by."""
+    scale = scale_of(x, operands)
+    return (x * scale).to(FP8[operands]), scale
 
 
 def to_operand(x: Tensor, operands: str) -> tuple[Tensor, Tensor | None]:
@@ -122,8 +126,8 @@ def to_operand(x: Tensor, operands: str) -> tuple[Tensor, Tensor | None]:
         return x, None
     if operands == "bf16":
         return x.bfloat16().float(), None
-    scale = scale_of(x, operands)
-    return (x * scale).to(FP8[operands]).float(), scale
+    rounded, scale = to_fp8(x, operands)
+    return rounded.float(), scale
 
 
 # --- sums -----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from efftrain_cli.bench import random_windows
 from efftrain_cli.foundation.step import Batch
-from efftrain_cli.model.cross_entropy import summed_cross_entropy
+from efftrain_cli.model.losses import summed_cross_entropy
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.build import build_state

@@ -15,7 +15,7 @@ from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.model.standardization import standardization_loss
+from efftrain_cli.model.losses import standardization_loss
 from efftrain_cli.plan.plan import full_plan, plan_step
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of

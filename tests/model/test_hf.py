@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -299,6 +300,16 @@ def test_a_config_of_another_model_is_refused_before_anything_of_its_size_is_mad
         if family == "llama":
             with pytest.raises(CheckpointError, match=r"config\.json does not describe"):
                 read_hf_config(exported)
+
+
+def test_a_size_that_is_true_is_refused_though_transformers_takes_it(exported, monkeypatch):
+    """As releases up to 5.6 do."""
+    keys = keys_of(LLAMA) | {"num_hidden_layers": True}
+    library = transformers.AutoConfig
+    monkeypatch.setattr(library, "for_model", lambda **given: SimpleNamespace(**given))
+    (exported / "config.json").write_text(json.dumps(keys))
+    with pytest.raises(CheckpointError, match="n_layer is True, not a number"):
+        read_hf_config(exported)
 
 
 def test_every_reason_is_named(exported):

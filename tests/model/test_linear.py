@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from efftrain_cli.model.accumulator import Accumulator
-from efftrain_cli.model.linear import ROLES, Arithmetic, NarrowLinear, fp8_matmul
+from efftrain_cli.model.arithmetic import Accumulator, Arithmetic
+from efftrain_cli.model.linear import NarrowLinear, fp8_matmul
 from efftrain_cli.model.narrow_matmul import to_operand
 
+ROLES = ("forward", "grad_input", "grad_weight")
 NARROW = Accumulator(bits=4)
 ALL_NARROW = dict.fromkeys(ROLES, NARROW)
 FP8 = {"operands": "fp8_e4m3", "gradient_operands": "fp8_e5m2"}
@@ -75,7 +76,7 @@ def test_on_a_cpu_the_fp8_product_is_that_of_pytorch(fast):
 
 
 def test_recomputed_activations_give_the_same_bits(linear):
-    layer = NarrowLinear(linear, Arithmetic("bf16", "bf16", **ALL_NARROW))
+    layer = NarrowLinear(linear, Arithmetic(operands="bf16", **ALL_NARROW))
     assert_same_bits(results(layer, recompute=True), results(layer))
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from benchmarks.accumulation import sums_in_order
 from efftrain_cli.methods.variance_retention import product_bits
-from efftrain_cli.model.accumulator import Accumulator
-from efftrain_cli.model.linear import Arithmetic, NarrowLinear
+from efftrain_cli.model.arithmetic import Accumulator, Arithmetic
+from efftrain_cli.model.linear import NarrowLinear
 from efftrain_cli.model.narrow_matmul import (
     narrow_matmul,
     round_in_range_,

@@ -1,4 +1,5 @@
-"""The head's summed cross-entropy over a large vocabulary, with one buffer of logits.
+"""The terms that training minimizes, each with little memory: cross-entropy over a large
+vocabulary, and the divergence of activations from N(0, 1).
 
 Plain autograd holds three arrays of (tokens, vocabulary): the log-softmax, the gradient of what it
 picks, and the gradient of the logits. Here the logits are turned into their own gradient, chunk by
@@ -43,17 +44,6 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
     return softcap * torch.tanh(at_least_fp32(logits) / softcap)
 
 
-def summed_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum the cross-entropy, nats, and the squares of log-sum-exp, of `capped` logits (tokens, V):
-    (2,) fp32.
-
-    Source: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, section 5, for the second.
-    """
-    loss = F.cross_entropy(logits, targets, reduction="sum")
-    squares = torch.logsumexp(logits, dim=-1).square().sum()
-    return torch.stack([loss, squares])
-
-
 def summed_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -65,7 +55,8 @@ def summed_cross_entropy(
     """Sum the cross-entropy, nats, 0-d fp32, of the logits `x @ weight.T`, `capped`, against
     `targets`.
 
-    With `with_squares`, return `summed_losses`, (2,).
+    With `with_squares`, return it and the summed squares of log-sum-exp, (2,): Chowdhery et al.
+    2022 (PaLM), arXiv 2204.02311, section 5.
 
     Args:
         x: (tokens, n_embd).
@@ -76,31 +67,24 @@ def summed_cross_entropy(
     if with_squares or torch.compiler.is_compiling():
         logits = F.linear(x, weight)[:, :vocab_size].float()
         logits = capped(logits, softcap)
-        if with_squares:
-            return summed_losses(logits, targets)
-        return F.cross_entropy(logits, targets, reduction="sum")
+        loss = F.cross_entropy(logits, targets, reduction="sum")
+        if not with_squares:
+            return loss
+        squares = torch.logsumexp(logits, dim=-1).square().sum()
+        return torch.stack([loss, squares])
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x = x.to(dtype)
         weight = weight.to(dtype)
-    if not torch.is_grad_enabled():
-        return _without_gradient(x, weight, targets, vocab_size, softcap)
-    return _SummedCrossEntropy.apply(
-        x,
-        weight,
-        targets,
-        vocab_size,
-        softcap,
-    )
+    if torch.is_grad_enabled():
+        return _SummedCrossEntropy.apply(
+            x,
+            weight,
+            targets,
+            vocab_size,
+            softcap,
+        )
 
-
-def _without_gradient(
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    vocab_size: int,
-    softcap: float | None,
-) -> Tensor:
     loss = torch.zeros((), device=x.device)
     tokens = _chunk_tokens(x, weight.shape[0])
     for part, target in zip(x.split(tokens), targets.split(tokens), strict=True):
@@ -168,3 +152,53 @@ class _SummedCrossEntropy(Function):
         grad_x = (grad_logits @ weight).mul_(scale)
         grad_weight = grad_logits.t() @ (x * scale)
         return grad_x, grad_weight, None, None, None
+
+
+class _Divergence(Function):
+    """Mean divergence of the channels of x (samples, channels), 0-d fp32 or fp64.
+
+    For the backward pass it saves the moments and x itself, which other layers save anyway;
+    autograd would save a copy of x in fp32. Each of m channels has n samples. So d/dx = (mu + (x -
+    mu) (1 - 1 / (v + eps))) / (n m), and n m is the number of elements of x.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        eps: float,
+    ) -> Tensor:
+        wide = at_least_fp32(x)
+        mean = wide.mean(0, keepdim=True)
+        # In place: a second large tensor costs more than the sums.
+        variance = (wide - mean).square_().mean(0, keepdim=True)
+
+        ctx.save_for_backward(x, mean, variance)
+        ctx.eps = eps
+        divergences = mean.square() + variance - (variance + eps).log() - 1
+        return 0.5 * divergences.mean()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, mean, variance = ctx.saved_tensors
+        share = grad / x.numel()
+        slope = 1 - 1 / (variance + ctx.eps)
+        # mu + (x - mu) slope = mu (1 - slope) + x slope: one pass over x
+        grad_x = torch.addcmul(
+            share * mean * (1 - slope),
+            x.to(mean.dtype),
+            share * slope,
+        )
+        return grad_x.to(x.dtype), None
+
+
+def standardization_loss(x: Tensor, eps: float = 0.0) -> Tensor:
+    """Return the mean divergence of the channels of activations x (..., channels) from N(0, 1), in
+    nats: 0-d, in fp64 if x is, else in fp32.
+
+    That of N(mu, v) is (mu^2 + v - log v - 1) / 2. Moments are over all sequences and positions.
+    `eps` is added to the variance in the logarithm.
+
+    Source: Collins, Balle, Shlens 2019, arXiv 1903.00925, section 2.
+    """
+    return _Divergence.apply(x.flatten(0, -2), eps)

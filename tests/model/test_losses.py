@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efftrain_cli.model import cross_entropy
-from efftrain_cli.model.cross_entropy import capped, summed_cross_entropy
+from efftrain_cli.model import losses
+from efftrain_cli.model.losses import capped, summed_cross_entropy
 from tests.tiny import drawn
 
 VOCAB, ROWS = 5000, 5056
@@ -57,7 +57,7 @@ def test_agrees_with_the_plain_form(monkeypatch, bf16, scale, softcap, loss_erro
     assert not gradients[1][VOCAB:].any(), "padding gets no gradient at all"
     if not bf16:
         # Evaluation, in several chunks.
-        monkeypatch.setattr(cross_entropy, "_CHUNK_BYTES", {"cpu": 1 << 20})
+        monkeypatch.setattr(losses, "_CHUNK_BYTES", {"cpu": 1 << 20})
         with torch.no_grad():
             assert relative(ours(x, weight, targets, softcap), expected) < 1e-6
 
