@@ -73,7 +73,9 @@ class ProgressiveLayerDrop(Method):
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
         run_steps = recipe.full_steps
-        if run_steps is not None and self.steps > 2 * run_steps and self.theta < 1:
+        if run_steps is None or self.theta == 1:
+            return
+        if self.steps > 2 * run_steps:
             yield (
                 f"progressive_layer_drop.steps = {self.steps} sets the pace"
                 f" for a run of that many steps, and this run has {run_steps}:"
@@ -90,7 +92,10 @@ class ProgressiveLayerDrop(Method):
         return {"progressive_layer_drop": replace(self, steps=2 * half)}
 
     def columns(self, recipe: Sections, plan: StepPlan, result: StepResult) -> Columns:
-        return {"pld_theta": self.theta_at(plan.step), "pld_blocks": result.blocks_executed}
+        return {
+            "pld_theta": self.theta_at(plan.step),
+            "pld_blocks": result.blocks_executed,
+        }
 
     def theta_at(self, step: int) -> float:
         """Return theta(t) of 1-based `step`, t = step - 1: step 1 drops nothing, unless theta is
@@ -98,38 +103,38 @@ class ProgressiveLayerDrop(Method):
         if self.steps == 0:
             return self.theta
         gamma = GAMMA_STEPS / self.steps
-        return (1 - self.theta) * math.exp(-gamma * (step - 1)) + self.theta
+        decay = math.exp(-gamma * (step - 1))
+        return (1 - self.theta) * decay + self.theta
 
     def keep_probabilities(self, step: int, n_layer: int) -> tuple[float, ...]:
         """Return p_l with which each of `n_layer` blocks is kept in 1-based `step`, in order."""
-        return self._probabilities(step, n_layer, self._first)
+        drop = 1 - self.theta_at(step)
+        depths = self._depths(n_layer)
+        return tuple(1 - depth * drop for depth in depths)
 
     def branch_scales(self, step: int, n_layer: int) -> tuple[float, ...]:
         """Return the factor of each block's branches in 1-based `step`: 1 / p_l of the equation,
         for both `keep`."""
-        keep = self._probabilities(step, n_layer, 1)
-        return tuple(1 / p for p in keep)
+        drop = 1 - self.theta_at(step)
+        blocks = range(1, n_layer + 1)
+        return tuple(1 / (1 - block / n_layer * drop) for block in blocks)
 
     def blocks_over(self, first: int, last: int, n_layer: int) -> float:
         """Return the expected number of blocks that 1-based steps `first` to `last` run in all."""
         drops = 0.0
         for step in range(first, last + 1):
             drops += 1 - self.theta_at(step)
-        depths = [block / n_layer for block in range(self._first, self._first + n_layer)]
-        return (last + 1 - first) * n_layer - sum(depths) * drops
+        steps = last + 1 - first
+        skipped = sum(self._depths(n_layer)) * drops
+        return steps * n_layer - skipped
 
-    @property
-    def _first(self) -> int:
-        """l of the first block: the released code samples with the p of the block before."""
+    def _depths(self, n_layer: int) -> list[float]:
+        """Return l / L of each block; the released code samples with the l of the block before."""
+        first = 1
         if self.keep == "code":
-            return 0
-        return 1
-
-    def _probabilities(self, step: int, n_layer: int, first: int) -> tuple[float, ...]:
-        """Return p_l = 1 - (l / L) (1 - theta) of so many l from `first` on."""
-        drop = 1 - self.theta_at(step)
+            first = 0
         blocks = range(first, first + n_layer)
-        return tuple(1 - block / n_layer * drop for block in blocks)
+        return [block / n_layer for block in blocks]
 
     def gates(
         self,
@@ -159,6 +164,8 @@ class ProgressiveLayerDrop(Method):
             draw = micro_step // 2
         # Without state there is nothing to save, to synchronise between ranks or to disturb by
         # other random draws.
-        philox = np.random.Philox(key=seed, counter=[0, 0, draw, step - 1])
+        counter = [0, 0, draw, step - 1]
+        philox = np.random.Philox(key=seed, counter=counter)
         uniform = np.random.Generator(philox).random(len(keep))
-        return tuple((uniform < keep).tolist())
+        is_kept = uniform < keep
+        return tuple(is_kept.tolist())

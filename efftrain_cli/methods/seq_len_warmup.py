@@ -29,7 +29,7 @@ by steps and decays by tokens, so that shorter steps do not decay it sooner.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -139,10 +139,8 @@ class SeqLenWarmup(Method):
         latched).
         """
         if self.steps is None:
-            for end, length in zip(self.until, self.lengths, strict=False):
-                if step <= end:
-                    return min(length, full)
-            return min(self.lengths[-1], full)
+            phase = bisect_left(self.until, step)
+            return min(self.lengths[phase], full)
         if step >= self.steps or self.start >= full:
             return full
         x = step / self.steps
@@ -183,25 +181,16 @@ class SeqLenWarmup(Method):
             starts = [1, *(end + 1 for end in self.until)]
             yield from zip(starts, (min(length, full) for length in self.lengths), strict=True)
             return
-        first = 1
-        length = self.seq_len_at(1, full)
-        yield first, length
-        degree = 1
-        if self.pacing == "root":
-            degree = self.degree
+
+        def length_at(step: int) -> int:
+            return self.seq_len_at(step, full)
+
+        step = length = 0
         while length < full:
-            longer = min(length - length % self.multiple + self.multiple, full)
-            # Near where the pacing function has its inverse; then exactly, for rounding and for
-            # what is cut off at either end.
-            share = min(1.0, max(0, longer - self.start) / max(1, full - self.start))
-            near = math.ceil(share**degree * self.steps)
-            first = min(self.steps, max(first + 1, near))
-            while first < self.steps and self.seq_len_at(first, full) <= length:
-                first += 1
-            while self.seq_len_at(first - 1, full) > length:
-                first -= 1
-            length = self.seq_len_at(first, full)
-            yield first, length
+            # The first step that is longer: lengths only rise.
+            step = 1 + bisect_right(range(1, self.steps), length, key=length_at)
+            length = length_at(step)
+            yield step, length
 
     def tokens_through(self, step: int, full: int, batch_size: int) -> int:
         """Count the tokens trained by the end of `step`, if a full step has `batch_size`

@@ -81,23 +81,21 @@ def grown_shape(shape: S, operator: Operator) -> S:
     kind, value = operator
     if kind == "depth":
         return replace(shape, n_layer=shape.n_layer * value)  # type: ignore[type-var]
-    sizes = {
-        "n_head": shape.n_head,
-        "kv_heads": shape.kv_heads,
-        "n_embd": shape.n_embd,
-        "ff_size": shape.ff_size,
-    }
+    sizes = {"ff_size": value}
     if kind == "width":
-        sizes = {name: value * size for name, size in sizes.items()}
+        sizes = {
+            "n_head": value * shape.n_head,
+            "kv_heads": value * shape.kv_heads,
+            "n_embd": value * shape.n_embd,
+            "ff_size": value * shape.ff_size,
+        }
     elif kind == "pad":
-        sizes["n_embd"] = value
+        sizes = {"n_embd": value}
         shape = replace(shape, norm_eps=shape.norm_eps * shape.n_embd / value)  # type: ignore[type-var]
-    elif kind == "d_ff":
-        sizes["ff_size"] = value
-    else:
-        sizes["n_head"] = shape.n_head // shape.kv_heads * value
-        sizes["kv_heads"] = value
-    return resize(shape, head_size=shape.head_size, **sizes)
+    elif kind == "n_kv_head":
+        group = shape.n_head // shape.kv_heads
+        sizes = {"n_head": group * value, "kv_heads": value}
+    return resize(shape, sizes)
 
 
 def _check_operator(text: str) -> str:
@@ -376,17 +374,9 @@ def rewarmup_factor(steps_in_stage: int, rewarmup_steps: int) -> float:
 
 
 def log_log_slope(x: Iterable[float], y: Iterable[float]) -> float:
-    """Fit the slope of log y against log x, d log y / d log x, by least squares.
+    """Fit the slope of log y against log x, d log y / d log x, by least squares."""
+    from statistics import linear_regression
 
-    Raises:
-        ValueError: fewer than two points.
-    """
     log_x = list(map(math.log, x))
     log_y = list(map(math.log, y))
-    count = len(log_x)
-    if count < 2:
-        raise ValueError(f"a slope needs two points or more, here are {count}")
-    mean_x = sum(log_x) / count
-    mean_y = sum(log_y) / count
-    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(log_x, log_y, strict=True))
-    return covariance / sum((a - mean_x) ** 2 for a in log_x)
+    return linear_regression(log_x, log_y).slope

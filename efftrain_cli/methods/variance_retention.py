@@ -42,7 +42,8 @@ def swamping_offset(m_acc: int, m_p: int, stage: int) -> float:
     """Return alpha_j of partial-swamping `stage` j."""
     total = 0
     for i in range(1, stage):
-        total += 2**i * (2**i - 1) * (2 ** (i + 1) - 1)
+        power = 2**i
+        total += power * (power - 1) * (2 * power - 1)
     return math.ldexp(total, m_acc - 3 * m_p) / 3
 
 
@@ -57,28 +58,34 @@ def variance_retention(m_acc: int, m_p: int, n: int) -> float:
 
     # 2 Q(x) = erfc(x / sqrt 2), 1 - 2 Q(x) = erf(x / sqrt 2)
     # Full swamping: k_1 and its term of the numerator.
+    offset = swamping_offset(m_acc, m_p, m_p + 1)
     i = np.arange(2, n, dtype=np.float64)
-    scale = 2.0**m_acc / math.sqrt(2)
-    q = erfc(scale / np.sqrt(i)) * erf(scale / np.sqrt(i - 1))
-    alpha = swamping_offset(m_acc, m_p, m_p + 1)
-    counts = i > alpha
-    weight = q[counts].sum()
-    kept = ((i - alpha) * q)[counts].sum()
+    i = i[i > offset]
+    largest = 2.0**m_acc / math.sqrt(2)
+    begins = erfc(largest / np.sqrt(i))
+    not_before = erf(largest / np.sqrt(i - 1))
+    q = begins * not_before
+    weight = q.sum()
+    kept = ((i - offset) * q).sum()
 
     # Partial swamping: k_2 and its term.
     root = math.sqrt(2 * n)
     for stage in range(2, m_p + 1):
         offset = swamping_offset(m_acc, m_p, stage)
-        if n > offset:
-            steps = 2.0 ** (m_acc - m_p + stage)
-            q = steps * erfc(steps / 2 / root) * erf(steps / root)
-            weight += q
-            kept += (n - offset) * q
+        if n <= offset:
+            continue
+        steps = 2.0 ** (m_acc - m_p + stage)
+        begins = erfc(steps / 2 / root)
+        not_before = erf(steps / root)
+        q = steps * begins * not_before
+        weight += q
+        kept += (n - offset) * q
 
     # No swamping: k_3.
-    none = erf(2.0 ** (m_acc - m_p + 1) / root)
-    weight += none
-    kept += n * none
+    smallest = 2.0 ** (m_acc - m_p + 1)
+    never = erf(smallest / root)
+    weight += never
+    kept += n * never
     return float(kept / (n * weight))
 
 
@@ -95,8 +102,9 @@ def stages_of(m_acc: int, m_p: int, n: int, chunk: int) -> list[tuple[int, int]]
     if chunk == 0 or chunk >= n:
         return [(m_p, n)]
     grown = m_p + round(math.log2(chunk))
-    chunks = math.ceil(n / chunk)
-    return [(m_p, chunk), (min(m_acc, grown), chunks)]
+    within = (m_p, chunk)
+    over = (min(m_acc, grown), math.ceil(n / chunk))
+    return [within, over]
 
 
 @lru_cache(maxsize=1024)
@@ -104,7 +112,8 @@ def needed_bits(m_p: int, n: int, chunk: int = 0) -> int:
     """Return the fewest mantissa bits with v < 50 in every stage, else `MOST_BITS`."""
     for m_acc in range(1, MOST_BITS):
         stages = stages_of(m_acc, m_p, n, chunk)
-        if all(log_v(m_acc, bits, length) < LN_50 for bits, length in stages):
+        losses = [log_v(m_acc, bits, length) for bits, length in stages]
+        if max(losses) < LN_50:
             return m_acc
     return MOST_BITS
 

@@ -136,11 +136,10 @@ def training_bytes(
 
     width = config.n_embd
     q, k, v = config.qkv_rows
-    hidden = config.mlp_facts.kept_arrays * config.ff_size
-    kept = 4 * width + q + k + v + config.attention_size + hidden
+    kept = 4 * width + q + k + v + config.attention_size
+    kept += config.mlp_facts.kept_arrays * config.ff_size
     kept += (q + k) * (config.position_facts.rotates + config.qk_norm)
-    if q > k:
-        kept += 2 * (q - k)  # keys and values, repeated for every query head
+    kept += 2 * (q - k)  # keys and values, repeated for every query head
     block = kept * element + 4 * config.n_head
     if config.norm_facts.keeps_fp32 and not compiled:
         block += 2 * 4 * width  # before the gain, in fp32
@@ -204,10 +203,11 @@ def free_memory() -> int | None:
     """
     limits = []
     with suppress(OSError, KeyError, ValueError):
-        limits.append(1024 * _numbers_in(Path("/proc/meminfo"))["MemAvailable:"])
+        machine = _numbers_in(Path("/proc/meminfo"))
+        limits.append(1024 * machine["MemAvailable:"])
     with suppress(OSError, KeyError, ValueError):  # a limit may be "max"
-        limit = int((CONTROL_GROUP / "memory.max").read_text(encoding="ascii"))
-        used = int((CONTROL_GROUP / "memory.current").read_text(encoding="ascii"))
+        limit = int((CONTROL_GROUP / "memory.max").read_text())
+        used = int((CONTROL_GROUP / "memory.current").read_text())
         by_use = _numbers_in(CONTROL_GROUP / "memory.stat")
         cached = by_use["active_file"] + by_use["inactive_file"]
         limits.append(max(0, limit - used + cached))
@@ -216,5 +216,8 @@ def free_memory() -> int | None:
 
 def _numbers_in(path: Path) -> dict[str, int]:
     """Read a file of the system that has a name and a number on each line."""
-    lines = path.read_text(encoding="ascii").splitlines()
-    return {line.split()[0]: int(line.split()[1]) for line in lines}
+    numbers = {}
+    for line in path.read_text().splitlines():
+        name, number, *_ = line.split()
+        numbers[name] = int(number)
+    return numbers

@@ -3,9 +3,10 @@ write."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from pydantic import Field
 
@@ -48,10 +49,14 @@ class Rate(Part):
 
 def remember_rate(rate: Rate) -> None:
     """Keep a rate for later estimates on this machine, if the cache can be written."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         make_folder(cache_root())
-        with (cache_root() / "bench.jsonl").open("a", encoding="utf-8") as file:
+        with _path().open("a", encoding="utf-8") as file:
             file.write(f"{rate.model_dump_json()}\n")
+
+
+def _path() -> Path:
+    return cache_root() / "bench.jsonl"
 
 
 def measured_rate(device: str, recipe: Recipe) -> Rate | None:
@@ -69,8 +74,9 @@ def measured_rate(device: str, recipe: Recipe) -> Rate | None:
 
     def rank(rate: Rate) -> tuple[bool, float, bool, str]:
         same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
+        is_own = same and rate.train_share > 0
         distance = abs(math.log(rate.flops_per_token / per_token))
-        return rate.train_share > 0 and same, -round(distance, 1), same, rate.time
+        return is_own, -round(distance, 1), same, rate.time
 
     return max(_rates_on(device), key=rank, default=None)
 
@@ -94,15 +100,16 @@ def _flops_per_token(recipe: Recipe) -> float:
 def _rates_on(device: str) -> list[Rate]:
     """Return this machine's rates of a kind of device; "auto" is CUDA if any was measured."""
     lines = []
-    with contextlib.suppress(OSError):
-        lines = (cache_root() / "bench.jsonl").read_bytes().splitlines()
+    with suppress(OSError):
+        lines = _path().read_bytes().splitlines()
     rates = []
     for line in lines:
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             rate = Rate.model_validate_json(line)
             if rate.machine == os.uname().nodename:
                 rates.append(rate)
     kind = planned_device(device).partition(":")[0]
     if kind == "auto":
-        kind = "cuda" if any(rate.device_kind == "cuda" for rate in rates) else "cpu"
+        kinds = {rate.device_kind for rate in rates}
+        kind = "cuda" if "cuda" in kinds else "cpu"
     return [rate for rate in rates if rate.device_kind == kind]
