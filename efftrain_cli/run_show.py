@@ -69,10 +69,9 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if parent is not None:
         own = human(facts["FLOPs of the branch"], "FLOP")
         yield "branch", f"of {parent} at step {run.conditions['branch.step']}; {own}s of its own"
-    ratios = run.series.get("loss_ratio")
-    if ratios is not None:
+    if "loss_ratio" in run.series:
         jumps = counted(int(facts.get("validation jumps", 0)), "jump")
-        yield "stable", f"largest loss ratio {ratios.value.max():.2f}; {jumps}"
+        yield "stable", f"largest loss ratio {run.series['loss_ratio'].max():.2f}; {jumps}"
     yield "recipe", f"{run.arm}, seed {run.seed}, {_changes(run.conditions.get('command'))}"
     yield "text", _text(run.settings)
     # The status is in the first line.

@@ -175,12 +175,12 @@ def pretrain(
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.rules import warnings_of
     from efftrain_cli.run.directory import checkpoint_step, run_path, taken
-    from efftrain_cli.run.names import find_branch_point, recipe_of_run
-    from efftrain_cli.run.origin import check_text_is_named
+    from efftrain_cli.run.names import find_branch_point, recipe_name
+    from efftrain_cli.run.origin import check_text_is_named, read_origin
 
     checkpoint = None
     words = []
-    recipe_name = ""
+    owner = ""
     if from_ is not None:
         checkpoint = find_branch_point(from_)
         words = [f"at{checkpoint_step(checkpoint)}"]
@@ -188,7 +188,7 @@ def pretrain(
         parent = checkpoint.parent.parent
         check_text_is_named(parent, overrides, f"--from {from_}")
         recipe = str(parent / "recipe.toml")
-        recipe_name = recipe_of_run(parent)
+        owner = recipe_name(read_origin(parent), parent.name)
     else:
         recipe = chosen_recipe(recipe_argument, recipe_option)
     if recipe in run_names(recipe) and recipe not in draft.recipe_names():
@@ -222,8 +222,8 @@ def pretrain(
         planned = device_here(device) if assume is None else assumed_device(assume)
         print_plan(loaded, recipe, steps, format_ or "table", planned, device, begun)
         return
-    recipe_name = recipe_name or draft.recipe_name(recipe)
-    name = name or "-".join([recipe_name, *words, f"seed{loaded.seed}"])
+    owner = owner or draft.recipe_name(recipe)
+    name = name or "-".join([owner, *words, f"seed{loaded.seed}"])
     if run_path(name).exists():
         raise taken(name)
     share(device, devices)
@@ -232,7 +232,7 @@ def pretrain(
 
     start(
         loaded,
-        recipe_name=recipe_name,
+        recipe_name=owner,
         name=name,
         device=device,
         steps=steps,

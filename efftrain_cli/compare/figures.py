@@ -148,17 +148,17 @@ def column_figure(arms: Sequence[Arm], column: Column) -> Figure:
 
     Of a family there is a line per part of each arm's first run, earlier parts paler.
     """
-    title = f"{column.title} (paler: earlier)" if column.by else column.title
+    title = f"{column.title} (paler: earlier)" if column.is_family else column.title
     figure, axes = new_figure(title, "tokens", column.unit)
     colours = colours_of(arms)
     for arm in arms:
-        for run in arm.runs[:1] if column.by else arm.runs:
+        for run in arm.runs[:1] if column.is_family else arm.runs:
             parts = [name for name in run.series if find_column(name) is column]
             for part, name in enumerate(parts, 1):
-                tokens, values = run.series[name].to_numpy().T
+                values = run.series[["tokens", name]].dropna()
                 axes.plot(
-                    tokens,
-                    values,
+                    values.tokens,
+                    values[name],
                     color=colours[arm.label],
                     alpha=part / len(parts),
                     label=arm.label,

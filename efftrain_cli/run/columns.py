@@ -27,8 +27,8 @@ class Column:
     """Whether a figure with fewer points than steps shows the largest value of each stretch."""
     drawn_as: str = ""
     """Name in its group; "" for its own."""
-    by: Literal["", "site", "block", "position"] = ""
-    """What the names of a family end with, a column each: `grad_norm_h.0`; "" for one column."""
+    is_family: bool = False
+    """Whether there is a column each per site, block or position: `grad_norm_h.0`."""
     summary: Literal["", "min", "max"] = ""
     """What wandb's summary holds; "": the last value."""
 
@@ -54,7 +54,7 @@ COLUMNS = (
     Column("flops", "throughput", drawn_as="step_flops"),
     Column("seconds", "throughput", drawn_as="step_seconds"),
     Column("val_loss", "val", drawn_as="loss", summary="min"),
-    Column("val_loss_from_", "val", drawn_as="loss_from_", by="position"),
+    Column("val_loss_from_", "val", drawn_as="loss_from_", is_family=True),
     Column("seq_len", "train", "Sequence length", "sequence length (tokens)"),
     Column("batch_size", "train", "Batch size", "batch size (sequences)"),
     Column("lr", "optim", "Learning rate", "learning rate"),
@@ -95,10 +95,10 @@ COLUMNS = (
         title="Divergence from N(0, 1) by site",
         unit="nats per channel",
         drawn_as="kl_",
-        by="site",
+        is_family=True,
     ),
     Column(
-        "residual_rms_", "internals", title="RMS of the residual stream", unit="RMS", by="block"
+        "residual_rms_", "internals", title="RMS of the residual stream", unit="RMS", is_family=True
     ),
     Column(
         "attention_logit_max_",
@@ -106,7 +106,7 @@ COLUMNS = (
         title="Largest attention logit",
         unit="logit",
         is_extreme=True,
-        by="block",
+        is_family=True,
     ),
     Column(
         "grad_norm_",
@@ -114,14 +114,14 @@ COLUMNS = (
         title="Gradient norm by block before clipping",
         unit="gradient norm",
         is_extreme=True,
-        by="block",
+        is_family=True,
     ),
     Column(
         "update_ratio_",
         "internals",
         title="Update relative to the weights",
         unit="norm of update / norm of weights",
-        by="block",
+        is_family=True,
     ),
 )
 AXES = {column.name: column.series for column in COLUMNS if column.group == "axis"}
@@ -131,6 +131,6 @@ AXES = {column.name: column.series for column in COLUMNS if column.group == "axi
 def find_column(name: str) -> Column | None:
     """Return the declaration of a column, or of its family; None if it has neither."""
     for column in COLUMNS:
-        if name == column.name or (column.by and name.startswith(column.name)):
+        if name == column.name or (column.is_family and name.startswith(column.name)):
             return column
     return None

@@ -38,13 +38,15 @@ from efftrain_cli.foundation.files import (
     temporary_beside,
 )
 from efftrain_cli.foundation.records import utc_now
-from efftrain_cli.run.lines import Fields, JsonLines, Values, read_lines
+from efftrain_cli.run.lines import Fields, JsonLines, Values
 from efftrain_cli.run.lock import take_lock
-from efftrain_cli.run.metrics import all_rows, latest_rows
+from efftrain_cli.run.metrics import all_rows, last_row, latest_rows
 from efftrain_cli.run.origin import read_origin, write_origin
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)[1-9])(\..*)?", re.IGNORECASE)
+_NAME = re.compile(
+    r"(?!(con|prn|aux|nul|com[1-9]|lpt[1-9])(\.|$))[a-z0-9][a-z0-9._-]{0,63}",
+    re.ASCII | re.IGNORECASE,
+)
 _CHECKPOINT = re.compile(r"step-(\d{8,})")
 
 
@@ -76,10 +78,9 @@ def run_path(name: str) -> Path:
     if _NAME.fullmatch(name) is None:
         raise UsageError(
             f"run name {name!r} is no portable file name\n"
-            "  use 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            "  use 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit;"
+            " con and nul are devices on Windows"
         )
-    if _WINDOWS_DEVICE.fullmatch(name):
-        raise UsageError(f"run name {name!r} is a device name on Windows\n  choose another")
     path = runs_root() / name
     if path.is_symlink():
         raise UsageError(f"{path} is a symbolic link; a run must be a real directory")
@@ -106,16 +107,21 @@ def existing_run(name: str) -> Path:
     """Return the directory of a run that exists and that this version can read.
 
     Raises:
-        UsageError: there is none; the message names the nearest ones.
+        UsageError: there is none.
         DataError: its origin.json is missing or damaged, or has a format that this version does not
             read.
     """
     path = run_path(name)
     if not _is_run(path):
-        hint = nearest(name, run_names()) or "`efftrain runs list` shows all"
-        raise UsageError(f"there is no run {name!r} in {runs_root()}\n  {hint}")
+        raise missing_run(name)
     read_origin(path)
     return path
+
+
+def missing_run(name: str) -> UsageError:
+    """Return the error of a name that means no run: it names the nearest ones."""
+    hint = nearest(name, run_names()) or "`efftrain runs list` shows all"
+    return UsageError(f"there is no run {name!r} in {runs_root()}\n  {hint}")
 
 
 class RunDirectory:
@@ -169,11 +175,6 @@ class RunDirectory:
         """Append to events.jsonl what is not a step, with the time of day."""
         self._events.write([{"event": kind, "time": utc_now(), **fields}])
 
-    def events(self) -> list[Values]:
-        """Read events.jsonl, oldest first; lines that are not JSON are passed over."""
-        # Not `read_events`: a difference that was accepted must match to the letter.
-        return read_lines(self.path / "events.jsonl")
-
     def row_of(self, step: int) -> Values:
         """Return the row of `step` that counts, {} if it is missing."""
         rows = latest_rows(self.path, step)
@@ -192,9 +193,9 @@ class RunDirectory:
                 print(f"warning: {self.path / 'metrics.jsonl'}: {gap}", file=sys.stderr)
 
     def next_segment(self, after: int = -1) -> int:
-        """Return the segment that this process will write: one more than that of any row, and than
-        `after`; from 0."""
-        return 1 + max((after, *(row["segment"] for row in all_rows(self.path))))
+        """Return the segment that this process will write: one more than that of the last row, and
+        than `after`; from 0."""
+        return 1 + max(after, last_row(self.path).get("segment", -1))
 
     def sync(self) -> None:
         """Make the rows so far survive a power failure."""
@@ -248,9 +249,9 @@ class RunDirectory:
         named = {checkpoint_path(self.path, step) for step in at}
         kept = self.corrupt | named
         valid = [path for path in checkpoints_of(self.path) if path not in kept]
-        newest_verified = max(self.verified & set(valid), key=checkpoint_step, default=None)
+        verified = [path for path in valid if path in self.verified]
         for path in valid[:-keep]:
-            if path == newest_verified:
+            if path in verified[-1:]:
                 continue
             try:
                 # Renamed first: a kill between two files must not leave half a checkpoint under its
@@ -266,11 +267,7 @@ class RunDirectory:
         """Rename a checkpoint, so that its step can be saved again: one that failed verification to
         step-N.corrupt, any other to step-N.left (or step-N.left-2, ...)."""
         kind = "corrupt" if checkpoint in self.corrupt else "left"
-        number = 1
-        target = checkpoint.with_name(f"{checkpoint.name}.{kind}")
-        while os.path.lexists(target):
-            number += 1
-            target = checkpoint.with_name(f"{checkpoint.name}.{kind}-{number}")
+        target = untaken(checkpoint.with_name(f"{checkpoint.name}.{kind}"))
         checkpoint.rename(target)
         self.corrupt.discard(checkpoint)
         self.event("set_aside", {"checkpoint": checkpoint.name, "to": target.name})
@@ -279,14 +276,22 @@ class RunDirectory:
 
 def taken(name: str) -> UsageError:
     """Return the error of a name that a run has already."""
-    number = 2
-    while run_path(f"{name}-{number}").exists():
-        number += 1
+    other = untaken(run_path(name)).name
     return UsageError(
         f"run {name!r} exists already in {runs_root()}\n"
         f"  continue it with `efftrain pretrain --resume {name}`,"
-        f" or give another --name, for example {name}-{number}"
+        f" or give another --name, for example {other}"
     )
+
+
+def untaken(path: Path) -> Path:
+    """Return `path`, or if there is such a file the first of path-2, path-3 and so on."""
+    number = 1
+    found = path
+    while os.path.lexists(found):
+        number += 1
+        found = path.with_name(f"{path.name}-{number}")
+    return found
 
 
 @contextlib.contextmanager

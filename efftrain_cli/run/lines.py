@@ -8,7 +8,6 @@ a number.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -16,10 +15,9 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.foundation.files import write_whole
@@ -51,8 +49,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
+class Lines(NamedTuple):
     """The lines of a file of JSON lines, compared with their checks but not parsed."""
 
     texts: list[bytes]
@@ -240,12 +237,8 @@ class JsonLines:
         if now - self._warned < self.WARN_EVERY:
             return
         self._warned = now
-        free = ""
-        with contextlib.suppress(OSError):
-            disk = os.fstatvfs(self._file)
-            free = f" ({disk.f_bavail * disk.f_frsize:,} bytes free)"
         print(
-            f"warning: {self.path}: {error.strerror}{free};"
+            f"warning: {self.path}: {error.strerror};"
             f" training goes on, {len(self._waiting)} lines wait in memory until there is room",
             file=sys.stderr,
         )

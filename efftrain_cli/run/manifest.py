@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -80,31 +79,18 @@ def keep_weights(checkpoint: Path) -> None:
             path.unlink()
 
 
-def listed_files(
-    directory: Path,
-    needed: frozenset[str] | None = None,
-    required: frozenset[str] = WITHOUT_OPTIMIZER,
-) -> dict[str, ManifestFile]:
+def listed_files(directory: Path, required: frozenset[str]) -> dict[str, ManifestFile]:
     """Return what the manifest of a checkpoint lists, by file.
 
-    Args:
-        needed: the files that count; None: all.
-        required: files that have to be listed.
-
     Raises:
-        CheckpointError: the manifest is damaged, or a file is not listed or missing.
+        CheckpointError: the manifest is damaged, or a required file is not listed.
     """
     files = read_manifest(directory).files
-    if needed is not None:
-        files = {name: file for name, file in files.items() if name in needed}
     for name in sorted(required - files.keys()):
         raise CheckpointError(
             f"{directory / MANIFEST} does not list {name}: it is damaged, or only the weights were"
             " kept"
         )
-    for name in files:
-        if "/" in name or not (directory / name).is_file():
-            raise CheckpointError(f"{directory / name} is missing")
     return files
 
 
@@ -115,32 +101,30 @@ def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> 
     Raises:
         CheckpointError: naming the first bad file.
     """
-    listed = listed_files(directory, needed, needed or WITHOUT_OPTIMIZER)
-    for name, file in listed.items():
-        path = directory / name
-        size = path.stat().st_size
-        if size != file.bytes:
-            raise CheckpointError(f"{path} is damaged: {size} bytes, {file.bytes} were written")
-
+    listed = listed_files(directory, needed or WITHOUT_OPTIMIZER)
+    checked = {name: listed[name] for name in needed or listed}
     with ThreadPoolExecutor() as pool:
-        check = partial(check_hash, files=listed)
-        list(pool.map(check, [directory / name for name in listed]))
+        paths = [directory / name for name in checked]
+        list(pool.map(check_hash, paths, checked.values()))
 
     # What else may be wrong with the progress is found where it is read.
     with contextlib.suppress(DamagedError):
         read_record(directory / "progress.json", Record)
-    return frozenset(listed)
+    return frozenset(checked)
 
 
-def check_hash(path: Path, files: Mapping[str, ManifestFile]) -> None:
-    """Check that a file is the one that the manifest lists.
+def check_hash(path: Path, file: ManifestFile) -> None:
+    """Check that a file is the one that a manifest lists.
 
     Raises:
         CheckpointError: it is not.
     """
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing")
     try:
+        size = path.stat().st_size
         digest = sha256_of(path)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
-    if digest != files[path.name].sha256:
-        raise CheckpointError(f"{path} is damaged: its sha256 is not the one that was written")
+    if (size, digest) != (file.bytes, file.sha256):
+        raise CheckpointError(f"{path} is damaged: not the {file.bytes:,} bytes that were written")

@@ -8,15 +8,12 @@ imports torch: a run can be read while it trains, on another machine, or half co
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from efftrain_cli.foundation.console import counted
-from efftrain_cli.foundation.errors import CheckpointError, DataError
+from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.run.lines import Values, newest_lines, read_file, read_lines
 
 if TYPE_CHECKING:
@@ -27,15 +24,12 @@ _COUNTERS = ("step", "segment")
 """Columns that decide which rows count; always read."""
 
 
-@dataclass(frozen=True)
-class Metrics:
+class Metrics(NamedTuple):
     """The rows of metrics.jsonl that count."""
 
     frame: pd.DataFrame
     """A row per step, in increasing order: `step` and `segment` are whole numbers, all other
     columns float64, NaN where a row has null or lacks the key."""
-    segments: int
-    """Starts and resumes that wrote rows."""
     corrupt: tuple[int, ...]
     """Numbers of the lines that were dropped."""
 
@@ -52,23 +46,19 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
     """
     lines = read_file(run / "metrics.jsonl")
     frame = _parse_columns(lines.texts, columns)
-    segments = int((frame.segment.diff() != 0).sum())
+    starts = int((frame.segment.diff() != 0).sum())
     # Each kill may tear one line. More than that is damage.
-    if len(lines.corrupt) > max(1, segments):
+    if len(lines.corrupt) > max(1, starts):
         path = run / "metrics.jsonl"
         raise DataError(
             f"{path} is damaged: {len(lines.corrupt)} lines are not rows (line"
-            f" {lines.corrupt[0]} is the first), but the run was started {segments} times\n"
+            f" {lines.corrupt[0]} is the first), but the run was started {starts} times\n"
             "  restore the file from a copy, or remove those lines:"
             f" `efftrain runs verify {run.name}` lists them"
         )
     frame = frame.iloc[_latest(frame.step.to_numpy())].reset_index(drop=True)
     frame = frame.astype(dict.fromkeys(_COUNTERS, "int64"))
-    return Metrics(
-        frame[list(columns)] if columns else frame,
-        segments=segments,
-        corrupt=lines.corrupt,
-    )
+    return Metrics(frame[list(columns)] if columns else frame, lines.corrupt)
 
 
 def latest_rows(run: Path, until: float = math.inf) -> list[Values]:
@@ -91,27 +81,10 @@ def all_rows(run: Path) -> list[Values]:
     return read_lines(run / "metrics.jsonl")
 
 
-def check_nothing_trained(run: Path) -> None:
-    """Check that a run without a checkpoint may begin at step 1: it has no step to lose.
-
-    Raises:
-        CheckpointError: it logged steps.
-    """
-    step = last_row(run).get("step", 0)
-    if step:
-        raise CheckpointError(
-            f"run {run.name} logged {counted(step, 'step')} and saved no checkpoint\n"
-            f"  from step 1 again: efftrain pretrain --resume {run.name} --from-start"
-        )
-
-
 def last_row(run: Path) -> Values:
     """Return the last whole row of a run, whether it counts or not, else {}. Read the end of the
     file only."""
-    with contextlib.suppress(OSError):
-        for row in newest_lines(run / "metrics.jsonl"):
-            return row
-    return {}
+    return next(newest_lines(run / "metrics.jsonl"), {})
 
 
 def to_float(value: object) -> float:
@@ -138,17 +111,20 @@ def _parse_columns(lines: list[bytes], columns: Sequence[str]) -> pd.DataFrame:
     import pyarrow as pa
     import pyarrow.json as pj
 
-    names = [*columns, *_COUNTERS]
-    types = dict.fromkeys(names, pa.float64())
+    types = dict.fromkeys([*columns, *_COUNTERS], pa.float64())
     if "nonfinite" in types:
         types["nonfinite"] = pa.bool_()
-    table = pa.schema(types).empty_table()
+    schema = pa.schema(types)
+    table = schema.empty_table()
     if lines:
         table = pj.read_json(
             pa.BufferReader(b"\n".join(lines)),
-            read_options=pj.ReadOptions(use_threads=False, block_size=1 << 22),
+            read_options=pj.ReadOptions(
+                use_threads=False,
+                block_size=1 << 22,
+            ),
             parse_options=pj.ParseOptions(
-                explicit_schema=pa.schema(types),
+                explicit_schema=schema,
                 unexpected_field_behavior="ignore" if columns else "infer",
             ),
         )

@@ -5,18 +5,18 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from efftrain_cli.foundation.console import listed
-from efftrain_cli.foundation.errors import EfftrainError, UsageError, nearest
+from efftrain_cli.foundation.errors import EfftrainError, UsageError
 from efftrain_cli.run.directory import (
     checkpoint_path,
     checkpoint_step,
     checkpoints_of,
     existing_run,
+    missing_run,
     run_names,
     runs_root,
 )
@@ -26,8 +26,7 @@ MEMBERS = "runs.txt"
 """File in the folder of a study, race or sweep: names of its runs, a line each."""
 
 
-@dataclass(frozen=True)
-class RunGroup:
+class RunGroup(NamedTuple):
     """The runs of a study, race, sweep or search: they answer to its name."""
 
     name: str
@@ -66,13 +65,12 @@ def find_run(name: str) -> Path:
             read.
     """
     path = Path(name)
-    if path.absolute() == (runs_root() / path.name).absolute():
-        name = path.name or name
+    if path.absolute().parent == runs_root().absolute():
+        name = path.name
     matches = runs_named([name])[name]
     if len(matches) > 1:
-        # Those with other names than their recipe's are named last, and those with the fewest
-        # settings in their name first.
-        matches.sort(key=lambda run: (not run.startswith(name), len(run)))
+        # Those with the fewest settings in their name first.
+        matches = sorted(matches, key=len)
         runs = f"{len(matches)} runs: {listed(matches, 8)}"
         raise UsageError(f"{name!r} means {runs}\n  name one of them")
     return existing_run(matches[0] if matches else name)
@@ -104,22 +102,16 @@ def select_runs(names: Sequence[str]) -> list[Path]:
     be the path of any run directory.
 
     Raises:
-        UsageError: a name means nothing; the message names all such, and the nearest runs.
+        UsageError: a name means nothing.
     """
     selected: dict[Path, None] = {}
-    missing = []
     for name, runs in runs_named(names).items():
-        if not runs and (Path(name) / "recipe.toml").is_file():
-            selected[Path(name)] = None
-        elif not runs:
-            hint = nearest(name, run_names())
-            missing.append(f"{name!r} ({hint})" if hint else repr(name))
-        selected |= {runs_root() / run: None for run in runs}
-    if missing:
-        raise UsageError(
-            f"there is no run {' or '.join(missing)} in {runs_root()}\n"
-            "  name runs, their recipes or globs; `efftrain runs list` shows all"
-        )
+        paths = [runs_root() / run for run in runs]
+        if not paths and (Path(name) / "recipe.toml").is_file():
+            paths = [Path(name)]
+        if not paths:
+            raise missing_run(name)
+        selected |= dict.fromkeys(paths)
     return list(selected)
 
 
@@ -133,16 +125,20 @@ def runs_named(names: Sequence[str]) -> dict[str, list[str]]:
     by_owner = {} if set(names) <= set(existing) else runs_by_owner(existing)
     named = {}
     for name in names:
-        begun = fnmatch.filter(existing, name if has_magic(name) else f"{name}*")
-        named[name] = by_owner.get(name.removesuffix(".toml"), begun if name else [])
+        owner = name.removesuffix(".toml")
         if name in existing:
             named[name] = [name]
+        elif owner in by_owner:
+            named[name] = by_owner[owner]
+        else:
+            is_pattern = has_magic(name) or not name
+            named[name] = fnmatch.filter(existing, name if is_pattern else f"{name}*")
     return named
 
 
 def runs_by_owner(names: Sequence[str]) -> dict[str, list[str]]:
-    """Map recipes to those of the runs `names` that a person trained by them, in order of their
-    seeds, and studies, races, sweeps and searches to their runs."""
+    """Map recipes to those of the runs `names` that a person trained by them, and studies, races,
+    sweeps and searches to their runs."""
     groups = run_groups()
     owned = {run for group in groups for run in group.runs}
     by_owner: dict[str, list[str]] = {}
@@ -154,9 +150,7 @@ def runs_by_owner(names: Sequence[str]) -> dict[str, list[str]]:
                 origin = {}
             owner = origin.get("study") or recipe_name(origin, name)
             by_owner.setdefault(owner, []).append(name)
-    for group in groups:
-        by_owner[group.name] = list(group.runs)
-    return {owner: sorted(runs, key=_by_number) for owner, runs in by_owner.items()}
+    return by_owner | {group.name: list(group.runs) for group in groups}
 
 
 def recipe_name(origin: Mapping[str, Any], run: str) -> str:
@@ -169,13 +163,3 @@ def recipe_name(origin: Mapping[str, Any], run: str) -> str:
     if origin.get("grown_from") or origin.get("imported") or not name:
         return re.sub(r"-seed\d+(-\d+)?$", "", run)
     return Path(name).stem if name.endswith(".toml") else name
-
-
-def recipe_of_run(run: Path) -> str:
-    """Return the name of the recipe of a run's directory, as `recipe_name`."""
-    return recipe_name(read_origin(run), run.name)
-
-
-def _by_number(name: str) -> list[Any]:
-    """Return a key that orders seed10 after seed9: text and numbers in turn."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", name)]

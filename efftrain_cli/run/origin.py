@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
+from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.records import Part, Record, damaged, read_record, write_record
 
 ORIGIN = "origin.json"
@@ -120,25 +120,4 @@ def check_text_is_named(path: Path, overrides: Sequence[str], option: str) -> No
             f"run {path.name!r} was imported without text to train on\n"
             f"  name it, as `efftrain pretrain {option} --set data.train=my.txt"
             " --set data.repeat=true` (data.train=stdlib for the source of Python's library)"
-        )
-
-
-def check_not_orphaned(path: Path) -> None:
-    """Refuse a run whose first weights came from a parent and are gone: it would continue with
-    random ones.
-
-    Raises:
-        CheckpointError: the run has a parent. The caller found no checkpoint.
-    """
-    origin = _read(path)
-    source = ""
-    if origin.branch is not None:
-        source = origin.branch.parent
-    elif parent := origin.grown_from or origin.imported:
-        source = str(parent.run or parent.directory)
-    if source:
-        raise CheckpointError(
-            f"run {path.name!r} began with the weights of {source}, and has no checkpoint:"
-            " its weights are lost\n"
-            "  begin it again under another name; its rows can still be compared"
         )

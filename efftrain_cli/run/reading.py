@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,8 @@ EVALUATED = ["step", *COSTS.values(), "val_loss"]
 """The same columns in metrics.jsonl."""
 DRAWN = [column for column in COLUMNS if column.title]
 """Columns of metrics.jsonl, and families of them, that have a figure."""
+EXTREMES = tuple(column.name for column in DRAWN if column.is_extreme)
+"""Beginnings of the names of those whose spikes must stay visible."""
 READ = [*EVALUATED, "loss", "nonfinite", "lr", "mfu", "seconds"]
 """Columns of metrics.jsonl that every run is read with."""
 POINTS = 200
@@ -61,8 +62,8 @@ class Run:
     """Origin by dotted key: device, versions, hashes of text and tokenizer."""
     facts: Mapping[str, float] = field(default_factory=dict)
     """Further numbers by title: updates, peak rate, throughput, zero-shot scores."""
-    series: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    """Column of metrics.jsonl that has a figure -> `tokens` and `value`, at most POINTS rows."""
+    series: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """`tokens`, and the columns of metrics.jsonl that have a figure; at most POINTS rows."""
     opening: tuple[float, ...] = ()
     """The first training losses, by which a copy under another seed is found."""
     notes: tuple[str, ...] = ()
@@ -78,11 +79,6 @@ class Run:
         if self.status != "finished":
             return math.nan
         return self.spent("val_loss")
-
-    @property
-    def started(self) -> str:
-        """When the run began, ISO 8601; "~" if unknown."""
-        return str(self.conditions.get("started", "~"))
 
     @property
     def budget(self) -> float:
@@ -101,16 +97,10 @@ class Run:
         head = width * self.conditions.get("data.vocab_size", 0)
         return float(self.settings.get("size", blocks + head))
 
-    @cached_property
-    def end(self) -> dict[str, float]:
-        """The last row of the curve; empty without an evaluation."""
-        if self.curve.empty:
-            return {}
-        return self.curve.iloc[-1].astype(float).to_dict()
-
     def spent(self, column: str) -> float:
         """Return the last value of a column of the curve; NaN without an evaluation."""
-        return self.end.get(column, math.nan)
+        values = self.curve[column].to_numpy(float)
+        return float(values[-1]) if len(values) else math.nan
 
 
 def load_run(path: Path) -> Run:
@@ -124,7 +114,8 @@ def load_run(path: Path) -> Run:
     drawn = [name for name in last if find_column(name) in DRAWN]
     metrics = read_metrics(path, list(dict.fromkeys([*READ, *drawn])))
     rows = metrics.frame
-    curve = rows.dropna(subset="val_loss")[EVALUATED].fillna(0.0)
+    curve = rows.dropna(subset="val_loss")
+    curve = curve[EVALUATED].fillna(0.0)
     curve.columns = CURVE
     status = status_of(path, last)
     origin = flatten(files.origin)
@@ -138,10 +129,8 @@ def load_run(path: Path) -> Run:
         notes.append(f"{counted(len(metrics.corrupt), 'damaged line')} left out")
     notes += resume_notes(files.events)
     # The first rows of a grown run are its parent's, whatever its seed.
-    grown_at = grown_step(origin)
-    own = rows.step > grown_at
-    opening = rows.loss[own & rows.loss.notna()][:OPENING]
-    facts = facts_of(rows[own], curve[curve.step > grown_at], origin)
+    own = rows[rows.step > grown_step(origin)]
+    facts = facts_of(own, origin)
     if "branch.step" in origin:
         before = rows.total_flops[rows.step <= origin["branch.step"]]
         facts["FLOPs of the branch"] = rows.total_flops.max() - before.max()
@@ -154,26 +143,19 @@ def load_run(path: Path) -> Run:
         settings=computed_values(files.recipe),
         conditions=origin,
         facts=facts,
-        series={name: thin(rows, name) for name in drawn if rows[name].notna().any()},
-        opening=tuple(opening),
+        series=thin(rows[["tokens", *drawn]]).dropna(axis="columns", how="all"),
+        opening=tuple(own.loss.dropna()[:OPENING]),
         notes=tuple(notes),
     )
 
 
-def thin(rows: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return `tokens` and `value` of a column, one point per stretch of rows.
-
-    The value is the largest of its stretch if a spike must stay visible, else the first.
-    """
-    known = rows.dropna(subset=name)
-    values = known[name].to_numpy()
-    count = min(len(values), POINTS)
-    starts = -(-np.arange(count) * len(values) // count)
-    shown = values[starts]
-    column = find_column(name)
-    if column is not None and column.is_extreme:
-        shown = np.maximum.reduceat(values, starts)
-    return pd.DataFrame({"tokens": known.tokens.to_numpy()[starts], "value": shown})
+def thin(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per stretch of rows: of EXTREMES its largest value, else its first."""
+    stretches = np.arange(len(rows)) * POINTS // max(POINTS, len(rows))
+    shown = {}
+    for name in rows:
+        shown[name] = "max" if str(name).startswith(EXTREMES) else "first"
+    return rows.groupby(stretches).agg(shown)
 
 
 def resume_notes(events: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -212,24 +194,21 @@ def grown_step(origin: Mapping[str, Any]) -> int:
     return int(digits) if digits.isdigit() else -1
 
 
-def facts_of(
-    rows: pd.DataFrame,
-    curve: pd.DataFrame,
-    origin: Mapping[str, Any],
-) -> dict[str, float]:
+def facts_of(rows: pd.DataFrame, origin: Mapping[str, Any]) -> dict[str, float]:
     """Return the further numbers of a run; none before its first row, no losses before its first
     evaluation."""
     if rows.empty:
         return {}
     facts = {}
-    if len(curve):
-        loss = curve.val_loss.iloc[-1]
+    losses = rows.val_loss.dropna()
+    if len(losses):
+        loss = losses.iloc[-1]
         bytes_per_token = origin.get("data.valid_bytes_per_token") or math.nan
         facts = {
             "perplexity": math.exp(min(loss, 700.0)),
             "bits per byte": loss / math.log(2) / bytes_per_token,
-            "best loss": curve.val_loss.min(),
-            "validation jumps": count_jumps(curve.val_loss),
+            "best loss": losses.min(),
+            "validation jumps": count_jumps(losses),
         }
     last = rows.iloc[-1]
     peak = rows.lr.max()

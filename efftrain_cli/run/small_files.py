@@ -7,9 +7,8 @@ machine, or half copied.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DataError
@@ -22,8 +21,7 @@ NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample")
 in them."""
 
 
-@dataclass(frozen=True)
-class SmallFiles:
+class SmallFiles(NamedTuple):
     """What a run's small files say."""
 
     name: str
@@ -31,7 +29,7 @@ class SmallFiles:
     recipe: Values
     """The resolved recipe, as in recipe.toml."""
     origin: Values
-    events: tuple[Values, ...]
+    events: list[Values]
 
 
 def read_run(path: Path) -> SmallFiles:
@@ -47,7 +45,8 @@ def read_run(path: Path) -> SmallFiles:
         path,
         recipe,
         cleaned(read_origin(path)),
-        read_events(path),
+        # Torn and damaged lines are left out.
+        cleaned(read_lines(path / "events.jsonl")),
     )
 
 
@@ -64,11 +63,6 @@ def read_recipe_values(path: Path) -> Values:
         raise DataError(f"{path} is not a run directory: it has no recipe.toml") from None
     except (ValueError, RecursionError) as error:
         raise damaged(file, str(error)[:200], RESTORE) from None
-
-
-def read_events(path: Path) -> tuple[Values, ...]:
-    """Return the events of a run, oldest first; torn and damaged lines are left out."""
-    return tuple(cleaned(event) for event in read_lines(path / "events.jsonl"))
 
 
 def cleaned(value: Any) -> Any:

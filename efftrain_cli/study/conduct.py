@@ -212,7 +212,7 @@ def early_runs(
     registered: str,
 ) -> list[str]:
     """Return a caveat about runs that are older than the registration."""
-    early = [run.name for run in runs if run.started < registered]
+    early = [run.name for run in runs if str(run.conditions.get("started", "~")) < registered]
     if not early:
         return []
     if plan.is_race:

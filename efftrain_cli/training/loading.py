@@ -41,7 +41,7 @@ from efftrain_cli.run.manifest import (
     read_manifest,
     verify_checkpoint,
 )
-from efftrain_cli.run.origin import check_not_orphaned, read_origin
+from efftrain_cli.run.origin import read_origin
 from efftrain_cli.training import dist
 from efftrain_cli.training.build import build_model, set_stage
 from efftrain_cli.training.state import TrainState
@@ -133,8 +133,8 @@ def load(path: Path, state: TrainState, recipe: Recipe) -> Recipe:
         CheckpointError: it is damaged, or its tensors do not fit; `state` is useless then.
     """
     files = listed_files(path, required=REQUIRED)
-    check_hash(path / "progress.json", files)
-    check_hash(path / "recipe.toml", files)
+    check_hash(path / "progress.json", files["progress.json"])
+    check_hash(path / "recipe.toml", files["recipe.toml"])
     progress = read_progress(path)
     written = read_recipe(path)
     # A checkpoint that was passed over may have been of a later stage.
@@ -161,7 +161,7 @@ def take(
         CheckpointError: it is not the file that was written, or its tensors do not fit.
     """
     with ThreadPoolExecutor() as pool:
-        checking = pool.submit(check_hash, path, files)
+        checking = pool.submit(check_hash, path, files[path.name])
         try:
             load_tensors(stream(path))
         except (CheckpointError, SafetensorError, OSError) as error:
@@ -201,7 +201,8 @@ def written_recipe(checkpoint: Path) -> Recipe:
     Raises:
         CheckpointError: it is damaged, or no recipe that this version reads.
     """
-    check_hash(checkpoint / "recipe.toml", listed_files(checkpoint, required=REQUIRED))
+    files = listed_files(checkpoint, required=REQUIRED)
+    check_hash(checkpoint / "recipe.toml", files["recipe.toml"])
     return read_recipe(checkpoint)
 
 
@@ -215,6 +216,25 @@ def read_recipe(folder: Path) -> Recipe:
         return load_recipe(str(folder / "recipe.toml"))
     except (RecipeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{folder / 'recipe.toml'} cannot be read: {error}") from None
+
+
+def check_not_orphaned(run: Path) -> None:
+    """Refuse a run whose first weights came from a parent and are gone: it would continue with
+    random ones.
+
+    Raises:
+        CheckpointError: the run has a parent. The caller found no checkpoint.
+    """
+    origin = read_origin(run)
+    for key in ("branch", "grown_from", "imported"):
+        parent = origin.get(key) or {}
+        source = parent.get("parent") or parent.get("run") or parent.get("directory")
+        if source:
+            raise CheckpointError(
+                f"run {run.name!r} began with the weights of {source}, and has no checkpoint:"
+                " its weights are lost\n"
+                "  begin it again under another name; its rows can still be compared"
+            )
 
 
 # --- to use ---------------------------------------------------------------------------------------

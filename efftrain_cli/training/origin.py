@@ -20,6 +20,7 @@ from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.records import utc_now
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.directory import RunDirectory
+from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.origin import origin_data, read_origin, write_origin
 from efftrain_cli.training import dist
 from efftrain_cli.training.device import compute_dtype, device_name
@@ -61,7 +62,7 @@ def environment_now(run: RunDirectory, session: Session) -> dict[str, object]:
     """Return the environment of a continued run; print changes and their effect on last bits."""
     now = environment_of(session)
     before: dict[str, object] = {}
-    for event in run.events():
+    for event in read_lines(run.path / "events.jsonl"):
         if event.get("event") in ("start", "resume"):
             before |= event
     if session.device.type != "cpu":

@@ -10,7 +10,7 @@ from typing import Any
 
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import corpus_of_key, limits_of, prepare
-from efftrain_cli.foundation.console import make_console, say
+from efftrain_cli.foundation.console import counted, make_console, say
 from efftrain_cli.foundation.errors import CheckpointError, DataError, DiskError, UsageError
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.foundation.step import Progress
@@ -19,15 +19,11 @@ from efftrain_cli.plan.plan import model_config, plan_step
 from efftrain_cli.recipe.recipe import Recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.lines import read_lines
-from efftrain_cli.run.metrics import check_nothing_trained
-from efftrain_cli.run.origin import (
-    check_not_orphaned,
-    check_text_is_named,
-    origin_data,
-    read_origin,
-)
+from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.origin import check_text_is_named, origin_data, read_origin
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.training import dist
+from efftrain_cli.training.loading import check_not_orphaned
 
 Differences = list[list[Any]]
 """[key, before, now] of what a resumed run differs in."""
@@ -67,7 +63,7 @@ def computed_differences(written: Recipe, recipe: Recipe) -> Differences:
 def not_accepted(run: Path, differences: Differences) -> Differences:
     """Return the differences that no earlier `--override-resume` accepted."""
     accepted: Differences = []
-    # Not `read_events`: a difference that was accepted must match to the letter.
+    # Not those of `read_run`: a difference that was accepted must match to the letter.
     for event in read_lines(run / "events.jsonl"):
         before = event.get("differences")
         if event.get("event") == "override" and isinstance(before, list):
@@ -222,8 +218,12 @@ def check_beginning(run: Path, from_start: bool) -> None:
             `from_start` is not given.
     """
     check_not_orphaned(run)
-    if not from_start:
-        check_nothing_trained(run)
+    step = last_row(run).get("step", 0)
+    if step and not from_start:
+        raise CheckpointError(
+            f"run {run.name} logged {counted(step, 'step')} and saved no checkpoint\n"
+            f"  from step 1 again: efftrain pretrain --resume {run.name} --from-start"
+        )
 
 
 def text_of(run: Path, recipe: Recipe) -> Corpus:

@@ -48,7 +48,7 @@ def test_a_run_is_meant_before_a_recipe_and_before_a_beginning(root):
     "typed, said",
     [
         ("small", "'small' means 2 runs: small-seed1, small-seed2"),
-        ("wid", "'wid' means 2 runs: wid-seed2, other"),
+        ("wid", "'wid' means 2 runs: other, wid-seed2"),
         ("small-sead1", "did you mean small-seed1"),
         ("zzz", "`efftrain runs list` shows all"),
         ("../small-seed1", "use 1 to 64 letters"),

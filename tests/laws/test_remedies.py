@@ -411,12 +411,6 @@ ROWS = [
         f"{TRAIN} --name r-2",
         trained,
     ),
-    Row(
-        "name runs, their recipes or globs",
-        "compare nobody",
-        "efftrain runs list",
-        "runs list",
-    ),
     Row("matches {}", "runs rm nobody", "efftrain runs list", "runs list"),
     Row(
         "leave --devices out",
