@@ -78,8 +78,8 @@ class BenchResult:
     phases: dict[str, float]
     """Seconds per step, which they add up to: data, forward, backward, optimizer, measures of
     stability, other (planning, records, an idle device). On several devices: work, sum (of
-    gradients), wait (for the slowest); of shards, whose traffic is part of the passes: work and
-    traffic, wait."""
+    gradients, the wait for the slowest included), wait (what the update did not hide of the
+    all-reduce of flags); of shards, whose traffic is part of the passes: work and traffic, wait."""
 
 
 def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> TrainState:

@@ -1,8 +1,8 @@
 """Stopping on SIGTERM, SIGHUP and Ctrl-C: a signal sets a flag, which is read only where nothing is
 half done.
 
-Training asks before each step and, in one process, between two micro-batches and two chunks of an
-evaluation; a preparation asks between documents. Rows, updates and checkpoints are always finished.
+Training asks between two micro-batches and two chunks of an evaluation, several ranks after each
+gradient; a preparation asks between documents. Rows, updates and checkpoints are always finished.
 So a stop waits for the micro-batch, write or call into C that is under way. A compilation is
 abandoned.
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.run.reading import load_run
-from tests.conftest import REPOSITORY, sets
+from tests.conftest import REPOSITORY, cli, sets
 from tests.fake_runs import read_jsonl
 from tests.launch import Laboratory, Process
 
@@ -68,7 +68,7 @@ def end(run: Process, code: int = 0, message: str = "", timeout: float = 120) ->
 
 def saved(lab: Laboratory) -> int:
     """Return the step of the newest checkpoint, which is verified."""
-    lab.call("runs", "verify", "r")
+    cli("runs verify r")
     return int(lab.checkpoints("r")[-1].removeprefix("step-"))
 
 
@@ -91,6 +91,25 @@ def test_a_signal_stops_all_ranks_after_the_same_step(lab, to):
         assert 0 < row["comm_seconds"] < row["seconds"]
     lab.resume("r", "--steps", str(step + 2), "--devices", "1", timeout=120)
     assert lab.last_step("r") == step + 2
+
+
+LATE = """
+import time
+import efftrain_cli.training.loop as loop
+update = loop.update
+def late(*args):
+    time.sleep(0.3)
+    return update(*args)
+loop.update = late
+"""
+
+
+def test_no_step_waits_for_the_flags_of_a_slower_rank(lab):
+    """Rank 1 updates 0.3 s later: its flags were on their way before. Rank 0 goes on to the next
+    sum of gradients, and waits there."""
+    end(launch(lab, "--steps", "4", inject=LATE))
+    rows = read_jsonl(lab.run("r") / "metrics.jsonl")[2:]
+    assert [row["wait_seconds"] < 0.1 < 0.2 < row["comm_seconds"] for row in rows] == [True] * 3
 
 
 def test_one_device_goes_on_where_two_have_stopped(lab):
