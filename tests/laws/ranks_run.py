@@ -36,32 +36,37 @@ Found = dict[str, Any]
 # --- a training -----------------------------------------------------------------------------------
 
 
-def trained(recipe: Recipe, folder: Path, name: str, steps: int, stop: int | None = None) -> Found:
-    """Return rows and digests of a training that is stopped after step `stop` and goes on from its
-    checkpoint, `folder`/RANKS/`name`, in a state of its own."""
+def trained(recipe: Recipe, path: Path, steps: int, resumes: bool = True) -> Found:
+    """Return what comes of a training that saves a checkpoint in the middle, `path`; and,
+    "resumed", of another state that goes on from there."""
     state = fresh(recipe)
-    rows = []
-    if stop is not None:
-        rows += train(state, recipe, stop)
-        path = folder / str(dist.world_size()) / name
-        save(state, recipe, path)
+    found = came_to(state, train(state, recipe, steps, path))
+    if resumes:
         state = fresh(recipe)
         load(path, state, recipe)
-        dist.barrier()
-    rows += train(state, recipe, steps)
-    state.settle()
-    digests = [digest(tensors) for tensors in state.whole()]
-    held = sum(parameter.numel() for parameter in state.parameters.values())
-    return {"rows": rows, "digests": digests, "held": dist.gather_objects(held)}
+        found["resumed"] = came_to(state, train(state, recipe, steps))
+    return found
 
 
-def train(state: TrainState, recipe: Recipe, until: int) -> list[dict[str, Any]]:
+def train(
+    state: TrainState, recipe: Recipe, until: int, path: Path | None = None
+) -> list[dict[str, Any]]:
+    """Train on to step `until` and return the rows; save at half of the way if there is a path."""
     data = RandomTokens(recipe.model.seq_len)
     rows = []
     for record in train_stages(state, recipe, data, data.validation(3), until):  # type: ignore[arg-type]
         if isinstance(record, StepRecord) and record.result is not None:
             rows += map(without_times, read_records(state, recipe, [record]))
+            if path is not None and len(rows) == until // 2:
+                save(state, recipe, path)
     return rows
+
+
+def came_to(state: TrainState, rows: list[dict[str, Any]]) -> Found:
+    state.settle()
+    digests = [digest(tensors) for tensors in state.whole()]
+    held = sum(parameter.numel() for parameter in state.parameters.values())
+    return {"rows": rows, "digests": digests, "held": dist.gather_objects(held)}
 
 
 def save(state: TrainState, recipe: Recipe, path: Path) -> None:
@@ -84,14 +89,14 @@ def digest(tensors: Tensors) -> str:
 
 # --- copies and shards ----------------------------------------------------------------------------
 
-STEPS, STOP = 8, 4
+STEPS = 8
 SIZE = [
     "model={n_layer = 3, n_head = 2, n_embd = 32, seq_len = 32}",
     "optim={lr = 3e-3, warmup_steps = 2, grad_clip = 0.5}",
     "train.tokens=1_000_000",
     "train.batch_size=16",
     "train.micro_batch_tokens=64",
-    "eval={every = 4, internals = 3}",  # evaluated after the stop, whether or not a run stops there
+    "eval={every = 4, internals = 3}",
 ]
 CASES = {
     "none": [],
@@ -112,49 +117,42 @@ CASES = {
 }
 SHARDED = {
     "none": [],
-    "compiled": ["train.compile=on"],
-    "lengths": [*CASES["lengths"], *METHODS["recompute"]],
-    # Of one sequence each, so that some ranks have none of 5 left.
-    "batches": ["batch_size_warmup={start = 5, increment = 11, sequences = 20}"],
-    "llama": ["model.arch=llama", "model.n_kv_head=1", "model.qk_norm=true", "model.tied=false"],
-    "z-loss": METHODS["z-loss"],
     "simigrad": CASES["simigrad"],
     "standardization": CASES["standardization"],
+    "compiled": ["train.compile=on"],
+    "recomputed lengths": [*CASES["lengths"], *METHODS["recompute"]],
+    # Of one sequence each, so that some ranks have none of 5 left.
+    "odd batches": ["batch_size_warmup={start = 5, increment = 11, sequences = 20}"],
+    "llama": ["model.arch=llama", "model.n_kv_head=1", "model.qk_norm=true", "model.tied=false"],
+    "z-loss": METHODS["z-loss"],
     "uneven": ["model.n_embd=18"],
 }
-"""Cases that are trained once with the state replicated and once with shards of it."""
-
-
-def recipes() -> dict[str, Recipe]:
-    """Return the recipes of all cases."""
-    found = {}
-    for name, overrides in CASES.items():
-        found[name] = tiny_recipe(*SIZE, *overrides)
-    for name, overrides in SHARDED.items():
-        for strategy in ("replicate", "shard"):
-            section = f"parallel.strategy={strategy}"
-            found[f"{name}, {strategy}"] = tiny_recipe(*SIZE, *overrides, section)
-    return found
+"""Cases that are trained once with copies of the state and once with shards of it."""
+RESUMED = {name: tiny_recipe(*SIZE, *overrides) for name, overrides in CASES.items()}
+for _name, _overrides in SHARDED.items():
+    RESUMED[f"{_name}, sharded"] = tiny_recipe(*SIZE, *_overrides, "parallel.strategy=shard")
+CROSSED = {1: 2, 2: 1, 4: 2}
+"""Number of ranks -> that whose checkpoints they continue."""
 
 
 def copies_and_shards(folder: Path) -> Found:
     found: Found = {"first evaluation": first_evaluation(tiny_recipe(*SIZE))}
-    for name, recipe in recipes().items():
-        found[name] = trained(recipe, folder, name, STEPS)
-        found[f"{name}, resumed"] = trained(recipe, folder, name, STEPS, STOP)
+    folder /= str(dist.world_size())
+    for name, recipe in RESUMED.items():
+        found[name] = trained(recipe, folder / name, STEPS)
+    for name in [case for case in SHARDED if case not in CASES]:
+        recipe = tiny_recipe(*SIZE, *SHARDED[name])
+        found[name] = trained(recipe, folder / name, STEPS, resumes=False)
     return found
 
 
 def crossed(folder: Path) -> Found:
-    """Return the rows with which the checkpoints of other numbers of ranks go on."""
+    """Return the rows with which the checkpoints of another number of ranks go on."""
     found: Found = {}
-    for name, recipe in recipes().items():
-        for ranks in (1, 2, 4):
-            if ranks == dist.world_size():
-                continue
-            state = fresh(recipe)
-            load(folder / str(ranks) / name, state, recipe)
-            found[f"{name}, from {ranks}"] = train(state, recipe, STEPS)
+    for name, recipe in RESUMED.items():
+        state = fresh(recipe)
+        load(folder / str(CROSSED[dist.world_size()]) / name, state, recipe)
+        found[f"{name}, crossed"] = train(state, recipe, STEPS)
     return found
 
 
@@ -192,8 +190,7 @@ def rings(folder: Path) -> Found:
         for name, overrides in cases.items():
             recipe = load_recipe("small", [*size, *overrides, f"ouroboros.modules={modules}"])
             case = f"K = {modules}, {name}"
-            found[case] = trained(recipe, folder, case, steps=12)
-            found[f"{case}, resumed"] = trained(recipe, folder, case, steps=12, stop=6)
+            found[case] = trained(recipe, folder / str(dist.world_size()) / case, steps=12)
             if dist.world_size() == 1:
                 state = fresh(recipe)
                 load(folder / str(modules - 1) / case, state, recipe)

@@ -51,8 +51,8 @@ def test_the_ring_computes_what_one_device_does(found, modules, name):
 def test_stopping_and_continuing_moves_no_bit(found, modules, name):
     for ranks in (1, modules - 1):
         whole = found[ranks][f"K = {modules}, {name}"]
-        resumed = found[ranks][f"K = {modules}, {name}, resumed"]
-        assert resumed["rows"] == whole["rows"]
+        resumed = whole["resumed"]
+        assert resumed["rows"] == whole["rows"][6:]
         assert resumed["digests"] == whole["digests"]
 
 
