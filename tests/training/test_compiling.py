@@ -4,6 +4,7 @@ computes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +106,26 @@ def test_more_graphs_than_the_limit(compile_, compiles_by, monkeypatch, capsys):
         return
     assert compile_ == "auto" and losses[0] == pytest.approx(2 * losses[1], rel=1e-5)
     assert "warning: torch.compile failed: FailOnRecompileLimitHit" in capsys.readouterr().err
+
+
+def test_all_lengths_are_compiled_at_half_of_the_longest(monkeypatch):
+    """Kernels fit the first length that they see: not the shortest, with which a warmup begins."""
+    shapes = []
+
+    def noting(recipe: Recipe, function: Compute, full_shape: object) -> Compute:
+        def compute(tokens: Tensor, *rest: Any) -> Any:
+            shapes.append(tuple(tokens.shape))
+            return function(tokens, *rest)
+
+        return compute
+
+    monkeypatch.setattr(objective, "by_shape", noting)
+    recipe = changed(RECIPE, "train.compile=on", "seq_len_warmup={start = 4, steps = 4}")
+    compute = Objective(recipe, fresh(recipe)).compute
+    for length in (16, 4, 6):
+        tokens = torch.zeros(2, length, dtype=torch.int64)
+        compute(tokens, tokens, None, None)
+    assert shapes == [(2, 16), (2, 8), (2, 4), (2, 6)]
 
 
 def test_deterministic_recipes_have_the_compiler_time_no_kernels(compiles_by):
