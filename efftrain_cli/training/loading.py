@@ -49,6 +49,7 @@ from efftrain_cli.training.state import TrainState
 Read = TypeVar("Read")
 Faults = dict[Path, str]
 """Checkpoints that are not whole, and why."""
+PROGRESS = TypeAdapter(Progress)
 
 
 class Loaded(NamedTuple):
@@ -190,7 +191,7 @@ def read_progress(checkpoint: Path) -> Progress:
     if unknown:
         raise CheckpointError(f"{path} has unknown fields: {', '.join(sorted(unknown))}")
     try:
-        return TypeAdapter(Progress).validate_python(values)
+        return PROGRESS.validate_python(values)
     except ValidationError as error:
         raise CheckpointError(f"{path} is damaged: {first_fault(error)}") from None
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from tests.launch import Laboratory, Process
 
-# Each stalls one window of a step, and says so by a file. Signals arrive while it sleeps, and are
-# acted on when it is over. A step's batch is read during the step before.
+# Each stalls one window of a step until a signal is noted, and says so by a file. A step's batch
+# is read during the step before.
 STALL = """
 import time
 from pathlib import Path
+from efftrain_cli.foundation.signals import stop_asked
 
-def stall(seconds=2):
+def stall(seconds=0):
     Path("stalled").touch()
+    while not stop_asked():
+        time.sleep(0.005)
     time.sleep(seconds)
 """
 IN_STEP = """

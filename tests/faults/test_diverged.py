@@ -71,7 +71,7 @@ def test_a_step_that_is_not_finite(lab, inject):
     assert lab.checkpoints("r")[-1] == "step-00000007"
     # Without the fault the run goes on as if nothing had been.
     lab.resume()
-    lab.train("whole", recipe=recipe)
+    lab.train_whole(recipe)
     lab.assert_equal_runs("r", "whole", 20)
 
 

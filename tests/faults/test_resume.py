@@ -283,5 +283,5 @@ Windows.batch = ending
     assert lab.checkpoints("r")[-1] == f"step-{last:08d}"
     assert lab.last_step("r") == last
     lab.resume()
-    lab.train("whole", recipe=recipe)
+    lab.train_whole(recipe)
     lab.assert_equal_runs("r", "whole", 20)

@@ -24,30 +24,17 @@ from efftrain_cli.training import display as screen_module
 from efftrain_cli.training.display import TrainingDisplay
 from tests.fake_runs import read_jsonl
 from tests.faults.conftest import call, contents
+from tests.faults.stalls import WINDOWS, stalled
 from tests.launch import Laboratory, Process, wait_until
-
-SLOW_STEPS = """
-import time
-from efftrain_cli.data.windows import Windows
-batch = Windows.batch
-
-def slow(self, plan, *rest):
-    time.sleep(SECONDS)
-    return batch(self, plan, *rest)
-
-Windows.batch = slow
-"""
 
 
 def test_one_owner(lab):
     """F31: a second process is refused; a dead owner's lock is taken over."""
-    first = lab.start(*lab.words(), inject=SLOW_STEPS.replace("SECONDS", "0.5"))
-    first.wait_for(lambda: lab.last_step("r") >= 1)
+    first = stalled(lab, lab.recipe(), WINDOWS["data"][0], name="r")
     before = (lab.run("r") / "events.jsonl").read_text()
     assert f"process {first.pid} on " in lab.resume(code=7).errors
     assert (lab.run("r") / "events.jsonl").read_text() == before
 
-    first.wait_for(lambda: any(name.startswith("step-") for name in lab.checkpoints("r")))
     first.kill(signal.SIGKILL)
     first.wait()
     lab.resume("r")
@@ -313,9 +300,17 @@ def test_a_reader_that_goes_away(lab):
     is saved."""
     pipe = lab.folder / "pipe"
     os.mkfifo(pipe)
-    often = "from efftrain_cli.training.display import TrainingDisplay as display\n"
-    often += "display.FIRST_INTERVAL = 0.2\n"
-    inject = SLOW_STEPS.replace("SECONDS", "0.1") + often
+    inject = """
+import time
+from efftrain_cli.training.display import TrainingDisplay
+show = TrainingDisplay.show
+
+def show_slowly(self, row):
+    time.sleep(0.1)
+    show(self, row)
+
+TrainingDisplay.show, TrainingDisplay.FIRST_INTERVAL = show_slowly, 0.2
+"""
     process = start_into(lab, pipe, "--no-probe", inject=inject)
     with open(pipe) as reader:
         assert reader.readline().endswith("\n")

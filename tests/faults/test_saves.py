@@ -22,6 +22,7 @@ from efftrain_cli.training import checkpoint
 from efftrain_cli.training.build import build_state
 from efftrain_cli.training.checkpoint import save
 from efftrain_cli.training.resuming import check_disk
+from tests.conftest import cli
 from tests.faults.conftest import (
     RECIPE,
     deaths,
@@ -204,7 +205,7 @@ def test_a_save_beside_the_steps_holds_the_state_before_them(lab):
             assert torch.equal(tensor, whole[name])
     assert [event["step"] for event in lab.events("r", "save_failed")] == [5]
     assert [event["step"] for event in lab.events("r", "checkpoint")] == [10, 15, 20]
-    lab.call("runs", "verify", "r")
+    cli("runs verify r")
 
 
 STAGES = """stages=[{model={n_layer=1}, switch={rule="steps", value=2}}, {operators=["depth"]}]"""

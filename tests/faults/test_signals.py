@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import cli
 from tests.fake_runs import read_jsonl
 from tests.faults.stalls import STALL, WINDOWS, stalled
-from tests.launch import Laboratory, wait_until
+from tests.launch import wait_until
 
 BUILDING = (
     STALL
@@ -73,16 +74,16 @@ def test_a_signal_in_every_window(lab, window, number):
     assert lab.last_step("cut") == last
     assert lab.checkpoints("cut")[-1] == f"step-{last:08d}"
     assert [event["status"] for event in lab.events("cut", "end")] == ["stopped"]
-    lab.call("runs", "verify", "cut")
+    cli("runs verify cut")
 
     lab.resume("cut")
-    lab.train("whole", recipe=recipe)
+    lab.train_whole(recipe)
     lab.assert_equal_runs("cut", "whole", 20)
 
 
-def status(lab: Laboratory, name: str) -> str:
+def status(name: str) -> str:
     """Return how `runs list` calls a run."""
-    (run,) = json.loads(lab.call("runs", "list", name, "--format", "json").output)
+    (run,) = json.loads(cli(f"runs list {name} --format json").output)
     return run["status"]
 
 
@@ -92,14 +93,14 @@ def test_a_last_evaluation_that_was_stopped_is_made_up_for_once(lab):
     process = stalled(lab, lab.recipe(), last)
     process.kill(signal.SIGTERM)
     assert process.wait() == 75 and lab.last_step("cut") == 20
-    assert status(lab, "cut") == "stopped"
+    assert status("cut") == "stopped"
     first, second = (lab.resume("cut") for _ in range(2))
-    assert status(lab, "cut") == "finished"
+    assert status("cut") == "finished"
     assert first.code == second.code == 0
     assert "result " in first.output and "nothing to train" in second.output
     losses = [row["val_loss"] for row in read_jsonl(lab.run("cut") / "metrics.jsonl")]
     assert len(losses) == 22 and losses[-1] is not None and losses[-2] is None
-    lab.train("whole")
+    lab.train_whole()
     lab.assert_equal_runs("cut", "whole", 20)
 
 

@@ -19,7 +19,7 @@ from efftrain_cli.foundation.signals import (
     stop_on_signals,
     stop_reason,
 )
-from tests.conftest import python
+from tests.conftest import cli, python
 from tests.faults.conftest import in_a_child
 from tests.faults.stalls import WINDOWS, stalled
 from tests.launch import start_efftrain, wait_until
@@ -116,7 +116,7 @@ def test_a_second_signal_during_the_save(lab):
     process.kill(signal.SIGHUP)
     assert process.wait(30) == 75
     assert lab.checkpoints("cut")[-1] == "step-00000010"
-    lab.call("runs", "verify", "cut")
+    cli("runs verify cut")
 
 
 @pytest.mark.slow

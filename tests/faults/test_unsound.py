@@ -11,6 +11,7 @@ from efftrain_cli.foundation.errors import UnsoundError
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.training import dist
 from efftrain_cli.training.checkpoint import nonfinite_tensors
+from tests.conftest import cli
 from tests.faults.conftest import save_step, step_of
 
 # Once, after the update of step 8: the steps before it are sound, step 9 computes with what is
@@ -55,7 +56,7 @@ def test_a_state_that_is_not_finite_is_never_saved(lab, broken, step, word):
     assert word in errors
     assert "the last valid checkpoint is step-00000005" in errors
     assert lab.checkpoints("r") == ["step-00000005"]
-    lab.call("runs", "verify", "r")
+    cli("runs verify r")
     assert nonfinite_tensors(lab.tensors("r", 5)) == []
     assert lab.events("r", "diverged")[-1]["step"] <= step
     assert lab.events("r", "end")[-1]["status"] == "diverged"
@@ -100,7 +101,7 @@ loop.evaluate = broken
     assert f"step {step}: the validation loss is not finite" in process.errors
     assert lab.last_step("r") == step
     assert lab.checkpoints("r") == [f"step-{step - 5:08d}"]
-    (run,) = json.loads(lab.call("runs", "list", "--format", "json").output)
+    (run,) = json.loads(cli("runs list --format json").output)
     assert run["status"] == "diverged"
     lab.resume()
 

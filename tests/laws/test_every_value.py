@@ -20,7 +20,7 @@ from efftrain_cli.training.build import set_stage
 from efftrain_cli.training.stages import GrowthRecord, train_stages
 from tests.launch import run_ranks
 from tests.laws.every_value import OF_MODEL, OF_TRAINING, STAGES, VALUES, overrides_of
-from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, run
+from tests.resume_law import RandomTokens, assert_resumes_exactly, run
 from tests.tiny import VOCAB_SIZE, fresh
 
 STAGED = [value for value in VALUES if value.startswith("staged_growth.")]
@@ -36,7 +36,7 @@ def test_the_values_come_from_the_annotations():
 )
 def test_it_trains_as_planned_and_resumes(value):
     recipe = load_recipe("small", overrides_of(value))
-    rows = assert_resumes_exactly_at_every_step(recipe, after=[1])
+    rows = assert_resumes_exactly(recipe, after=[1])
     state = fresh(recipe)
     assert parameter_count(model_config(recipe, VOCAB_SIZE)) == state.model.parameter_count
     summary = summarize_plan(recipe, vocab_size=VOCAB_SIZE)
@@ -80,7 +80,7 @@ def plain_losses() -> list[float]:
 )
 def test_a_number_or_switch_changes_the_run_and_resumes(settings):
     recipe = load_recipe("small", [*overrides_of("model.arch=gpt2"), *settings])
-    rows = assert_resumes_exactly_at_every_step(recipe, after=[1])
+    rows = assert_resumes_exactly(recipe, after=[1])
     model = fresh(recipe).model
     assert parameter_count(model_config(recipe, VOCAB_SIZE)) == model.parameter_count
     equal = [row["loss"] for row in rows[1:]] == plain_losses()

@@ -5,36 +5,37 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cache
 
 import pytest
+from torch import Tensor
 
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.plan.plan import model_config
 from tests.fake_runs import without_times
 from tests.resume_law import (
-    assert_resumes_exactly_at_every_step,
+    assert_resumes_exactly,
     assert_tokens_are_those_of_the_data,
     run,
 )
 from tests.tiny import METHODS, VOCAB_SIZE, assert_equal, fresh, tensors_of, tiny_recipe
 
+SIX_STEPS = ["train.tokens=768", "train.micro_batch_tokens=64", "eval.every=3"]
 LLAMA = [
+    *SIX_STEPS,
     "model={arch = 'llama', n_layer = 3, n_head = 4, n_kv_head = 2, n_embd = 32, seq_len = 16}",
     "model.qk_norm=true",
     "model.softcap=20.0",
     "optim.warmup_steps=2",
-    "train.tokens=768",
-    "eval.every=3",
 ]
 NARROW = "{bits = 6, chunk = 8}"
 BASES = {
     "llama": [*LLAMA, "model.tied=true"],
     "llama, untied": [*LLAMA, "model.tied=false"],
     "standardized": [
+        *SIX_STEPS,
         "model.norm=none",
         "model.init=unit",
-        "train.tokens=768",
-        "eval.every=3",
         "standardization_loss={weight = 0.3}",
     ],
     "narrow sums": [
@@ -61,7 +62,7 @@ PAIRS = [
 def test_each_method_trains_and_resumes(base, method):
     """F3."""
     recipe = tiny_recipe(*BASES[base], *METHODS[method])
-    rows = assert_resumes_exactly_at_every_step(recipe)
+    rows = assert_resumes_exactly(recipe)
     losses = [row["loss"] for row in rows[1:]]
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[-1] < losses[0] or not base.startswith("llama")
@@ -123,7 +124,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_variant_of_a_method_resumes(variant):
-    rows = assert_resumes_exactly_at_every_step(tiny_recipe(*VARIANTS[variant]))
+    rows = assert_resumes_exactly(tiny_recipe(*VARIANTS[variant]))
     assert all(math.isfinite(row["loss"]) for row in rows[1:])
 
 
@@ -143,19 +144,22 @@ NEUTRAL = {
 }
 
 
-def assert_trains_alike(plain: list[str], more: list[str]) -> list[dict]:
-    """Check that weights, moments and all columns are the same, bit for bit, with more overrides;
-    return the rows."""
-    rows = []
-    states = []
-    for overrides in (plain, [*plain, *more]):
-        recipe = tiny_recipe(*overrides)
-        states.append(fresh(recipe))
-        rows.append(run(states[-1], recipe))
-    assert_equal(tensors_of(states[0]), tensors_of(states[1]))
-    for want, have in zip(*rows, strict=True):
+@cache
+def trained(*overrides: str) -> tuple[list[dict], dict[str, Tensor]]:
+    """Return the rows of a whole run, and its weights and moments."""
+    recipe = tiny_recipe(*overrides)
+    state = fresh(recipe)
+    return run(state, recipe), tensors_of(state)
+
+
+def assert_trains_alike(plain: list[str], more: list[str]) -> None:
+    """Check that weights, moments and all columns are the same, bit for bit, with more
+    overrides."""
+    rows, tensors = trained(*plain)
+    more_rows, more_tensors = trained(*plain, *more)
+    assert_equal(more_tensors, tensors)
+    for want, have in zip(rows, more_rows, strict=True):
         assert without_times(want).items() <= without_times(have).items()
-    return rows[1]
 
 
 @pytest.mark.parametrize("neutral", NEUTRAL)
@@ -170,5 +174,4 @@ def test_observers_move_no_bit(method):
 
 @pytest.mark.parametrize("method", [*METHODS, *(name for name in VARIANTS if "std" in name)])
 def test_recomputed_activations_move_no_bit(method):
-    stored = [*(METHODS | VARIANTS)[method], "train.activation_checkpointing=false"]
-    assert_trains_alike(stored, METHODS["recompute"])
+    assert_trains_alike((METHODS | VARIANTS)[method], METHODS["recompute"])
