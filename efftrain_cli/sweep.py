@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from efftrain_cli.compare.arms import group_runs
-from efftrain_cli.compare.comparison import Comparison, compare
-from efftrain_cli.compare.grids import edge_notes, grid_frame
-from efftrain_cli.compare.show import grid_lines
 from efftrain_cli.foundation.console import table_lines
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.lock import take_lock
-from efftrain_cli.run.reading import Run
 from efftrain_cli.trials.trial import Runner, Trial, recipe_of, state_of
+
+if TYPE_CHECKING:
+    from efftrain_cli.compare.comparison import Comparison
+    from efftrain_cli.run.reading import Run
 
 NOT_GRIDS = ("train.tokens",)
 """Keys whose values are rungs of a ladder, not settings of which one is best."""
@@ -49,6 +49,9 @@ def compare_sweep(
     target: float | None = None,
 ) -> Comparison | None:
     """Compare what a sweep trained; None if there is one recipe, and no setting to judge by."""
+    from efftrain_cli.compare.arms import group_runs
+    from efftrain_cli.compare.comparison import compare
+
     is_one_recipe = len({run.arm for run in runs}) == 1 and baseline is None
     if is_one_recipe or len(group_runs(runs)) < 2:
         return None
@@ -61,6 +64,10 @@ def grid_text(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
     Args:
         keys: those with several values.
     """
+    from efftrain_cli.compare.arms import group_runs
+    from efftrain_cli.compare.grids import edge_notes, grid_frame
+    from efftrain_cli.compare.show import grid_lines
+
     frame = grid_frame(group_runs(runs), [key for key in keys if key not in NOT_GRIDS])
     return [*grid_lines(frame), *(f"note: {note}" for note in edge_notes(frame))]
 

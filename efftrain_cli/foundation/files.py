@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from efftrain_cli.foundation.errors import DiskError
@@ -74,9 +75,11 @@ def made_beside(path: Path) -> Iterator[Path]:
     try:
         discard(temporary)
         yield temporary
-        for inner in (*temporary.rglob("*"), temporary):
-            fsync(inner)
         is_folder = temporary.is_dir()
+        inner = [*temporary.rglob("*"), temporary]
+        # At once: each waits for the disk, some milliseconds.
+        with ThreadPoolExecutor(len(inner)) as pool:
+            list(pool.map(fsync, inner))
         os.rename(temporary, path)
         try:
             fsync(path.parent)

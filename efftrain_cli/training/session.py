@@ -122,18 +122,19 @@ def prepare_session(
             make_console().print(f"verifying {human(corpus.train.tokens)} tokens")
         # Here rather than in the first steps, whose seconds are measured.
         corpus.verify(full=verify == "full")
-    dist.check_alike(
-        {
-            "efftrain": __version__,
-            "source": source_hash(),
-            "torch": torch.__version__,
-            "device": device.type,
-            "recipe": text_digest(dump_recipe(recipe)),
-            "training data": corpus.train.sha256,
-            "validation data": corpus.valid.sha256,
-            "tokenizer": corpus.tokenizer_sha256,
-        }
-    )
+    if dist.world_size() > 1:
+        dist.check_alike(
+            {
+                "efftrain": __version__,
+                "source": source_hash(),
+                "torch": torch.__version__,
+                "device": device.type,
+                "recipe": text_digest(dump_recipe(recipe)),
+                "training data": corpus.train.sha256,
+                "validation data": corpus.valid.sha256,
+                "tokenizer": corpus.tokenizer_sha256,
+            }
+        )
     seq_len = recipe.model.seq_len
     on_cuda = device.type == "cuda"
     validation = Windows(corpus.valid, seq_len, 0)

@@ -13,16 +13,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import StoppedError
 from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.run.directory import runs_root
-from efftrain_cli.run.reading import Run
 from efftrain_cli.run.status import ENDED
 from efftrain_cli.trials.runner import add_members, begin_arguments, read_trial
 from efftrain_cli.trials.trial import Trial, check_trials
+
+if TYPE_CHECKING:
+    from efftrain_cli.run.reading import Run
 
 SCRIPT = """\
 #!/bin/bash

@@ -27,7 +27,7 @@ from efftrain_cli.foundation.signals import end_with
 
 LARGEST = 1 << 20
 """Bytes that a request may have."""
-TICK = 0.02
+TICK = 0.01
 """Seconds between two looks at the children."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that schedulers send to every process: children get them from the parent alone, once."""
@@ -36,8 +36,11 @@ MODULES = (
     "efftrain_cli.cli.pretrain",
     "efftrain_cli.pretrain",
     # Imported by functions that training calls.
+    "efftrain_cli.run.names",
+    "getpass",
+    "numpy.ctypeslib",
     "numpy.ma",
-    "rich.console",
+    "rich._emoji_codes",
     "rich.progress",
     "safetensors.torch",
     "tokenizers",

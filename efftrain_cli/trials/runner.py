@@ -10,6 +10,7 @@ that are still going.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -28,7 +30,7 @@ from efftrain_cli.foundation.console import (
     silent,
     steady_output,
 )
-from efftrain_cli.foundation.environment import usable_cores
+from efftrain_cli.foundation.environment import planned_device, usable_cores
 from efftrain_cli.foundation.errors import (
     DivergedError,
     EfftrainError,
@@ -37,7 +39,7 @@ from efftrain_cli.foundation.errors import (
     UsageError,
 )
 from efftrain_cli.foundation.files import make_folder, write_whole
-from efftrain_cli.foundation.progress import show_progress
+from efftrain_cli.foundation.progress import REDRAWN, show_progress
 from efftrain_cli.foundation.signals import (
     describe_end,
     stop_asked,
@@ -48,7 +50,6 @@ from efftrain_cli.plan.cost import check_memory
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.names import MEMBERS
-from efftrain_cli.run.reading import Run, load_run
 from efftrain_cli.run.stability import PROBE
 from efftrain_cli.run.status import ENDED
 from efftrain_cli.training.launch import check_devices
@@ -56,7 +57,10 @@ from efftrain_cli.trials.costs import tokens_left, tokens_so_far
 from efftrain_cli.trials.processes import Child, ForkServer, Launch, launch_cold
 from efftrain_cli.trials.trial import Trial, check_trials, last_lines, recipe_of, state_of
 
-TICK = 0.1
+if TYPE_CHECKING:
+    from efftrain_cli.run.reading import Run
+
+TICK = 0.02
 """Seconds between two looks at the processes."""
 STATUS_EVERY = 30.0
 """Seconds between two lines about the runs under way, where the output is not a terminal."""
@@ -82,7 +86,10 @@ def pretrain_arguments(
     if devices > 1:
         command += ["--devices", str(devices)]
     if trial.until is not None:
-        command += ["--steps", str(trial.until), "--no-probe"]
+        command += ["--steps", str(trial.until)]
+    # On a CPU `check_memory` has looked at all of them.
+    if trial.until is not None or planned_device(device) == "cpu":
+        command.append("--no-probe")
     if state == "unfinished":
         return [*command, "--resume", trial.name, "--from-start"]
     return [*command, *begin_arguments(trial)]
@@ -209,15 +216,18 @@ class TrialRunner:
         tokens = {trial.name: tokens_left(trial) for trial in left}
         total = sum(tokens.values())
         done = 0
-        began = time.monotonic()
+        began = shown = time.monotonic()
         active: dict[int, _Slot] = {}
         with show_progress(console, heading, STATUS_EVERY) as report, _saved(active):
+            self._fill(left, active)
+            # While the first of them imports PyTorch.
+            importlib.import_module("efftrain_cli.compare.comparison")
             while left or active:
                 self._fill(left, active)
                 if left and not active:
                     names = listed([trial.name for trial in left])
                     report(f"waiting for {names}: another process trains them", 0)
-                time.sleep(TICK if active else 10 * TICK)
+                time.sleep(TICK if active else 50 * TICK)
                 for place, slot in list(active.items()):
                     code = slot.child.poll()
                     if code is None:
@@ -238,7 +248,8 @@ class TrialRunner:
                     console.print(text)
                 if stop_asked():
                     raise StoppedError(f"stopped by {stop_reason()}; {SAVED}")
-                if active:
+                if active and time.monotonic() - shown >= REDRAWN:
+                    shown = time.monotonic()
                     now = done
                     for slot in active.values():
                         now += tokens_so_far(slot.trial) - slot.tokens_before
@@ -327,6 +338,8 @@ def add_members(folder: Path, trials: Sequence[Trial]) -> None:
 
 def read_trial(trial: Trial) -> Run:
     """Read the run of a trial, under the trial's label."""
+    from efftrain_cli.run.reading import load_run
+
     run = load_run(run_path(trial.name))
     return replace(run, arm=trial.arm or run.arm, status=state_of(trial))
 

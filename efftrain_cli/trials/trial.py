@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from efftrain_cli.data.prepare import limits_of, prepare
 from efftrain_cli.foundation.errors import RecipeError, UsageError
@@ -24,9 +24,11 @@ from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.origin import ORIGIN, origin_data
-from efftrain_cli.run.reading import Run
 from efftrain_cli.run.small_files import NOT_COMPUTED, read_recipe_values
 from efftrain_cli.run.status import ENDED, status_of
+
+if TYPE_CHECKING:
+    from efftrain_cli.run.reading import Run
 
 RUNS = 10_000
 """Most runs of a sweep or study; each has a folder."""
