@@ -122,6 +122,7 @@ def race(
         grid=parse_grid(tune or []),
         command=command or "",
         metric=metric or METRIC,
+        maximize=maximize,
         device=device,
     )
     if plan:
@@ -129,7 +130,7 @@ def race(
         return
     begin(planned, yes)
     runner = runner_of(planned, device, devices, jobs, failed_exit=failed_exit)
-    comparison = conduct(planned, runner, maximize=maximize)
+    comparison = conduct(planned, runner)
     conclude(comparison, format_, output, details=details, plot=plot, fail_if=fail_if)
 
 

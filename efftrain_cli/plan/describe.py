@@ -40,11 +40,12 @@ def steps_line(recipe: Recipe, summary: PlanSummary) -> str:
     if sizes[-1] > sizes[0]:
         size += f" to {sizes[-1]:,}"
     about = "about " if "steps" in recipe.varies else ""
-    parts = [f"steps   {about}{summary.steps:,} of {size} tokens"]
     if not plans:
-        return parts[0]
+        return f"steps   {about}{summary.steps:,} of {size} tokens"
 
     first = plans[0]
+    begin = f"{first.step:,} to " if first.step > 1 else ""  # a branch has its parent's steps
+    parts = [f"steps   {about}{begin}{summary.steps:,} of {size} tokens"]
     last = plans[-1]
     parts.append(_rate(recipe.optim))
     if first.seq_len != last.seq_len:

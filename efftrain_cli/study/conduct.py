@@ -34,16 +34,8 @@ HOPELESS_FROM = 5
 """Fewest pairs at which a claim may be given up."""
 
 
-def conduct(
-    plan: Plan,
-    runner: Runner,
-    *,
-    maximize: bool = False,
-) -> Comparison:
+def conduct(plan: Plan, runner: Runner) -> Comparison:
     """Train what a plan needs, and judge it at every look until all claims are closed.
-
-    Args:
-        maximize: see `measures_of`.
 
     Raises:
         RunLockedError: another process conducts it.
@@ -78,7 +70,7 @@ def conduct(
                 share=share,
                 closed=[row for row in rows if row.closed],
                 races=races,
-                maximize=maximize,
+                maximize=plan.study.maximize,
                 varied=plan.varied,
             )
             looks = read_looks(path)

@@ -70,6 +70,8 @@ class Study:
     """Command that trains an arm, with places for {seed} and {arm}, instead of recipes."""
     metric: str = METRIC
     """With a command: regular expression of a printed loss, whose last match counts."""
+    maximize: bool = False
+    """With a command: what it prints is a score, of which the higher is better."""
     sizes: Text | tuple[StudySize, ...] = ()
     """Sizes at which every arm is trained: "0.1M..1.6M x2", or a table for each."""
     tokens_per_parameter: float = Field(default=20.0, gt=0)
@@ -137,6 +139,8 @@ def breaches(study: Study) -> Iterator[tuple[str, str]]:
     targets = {claim.target for claim in study.primary if claim.target}
     if len(measures) < len(study.primary) or len(targets) > 1:
         yield "primary", "must name each measure once, and one target at most"
+    if study.maximize and (not study.command or measures != {"final_loss"}):
+        yield "maximize", "is for the final scores that a command prints"
     if "compute_multiplier" in measures and not sizes:
         yield "primary", "of a compute multiplier needs sizes"
     for number, claim in enumerate(study.primary):

@@ -198,6 +198,8 @@ def plan_of(
     """
     values = flatten(asdict(study))
     values.pop("question")
+    if not study.maximize:
+        del values["maximize"]
     if not study.sizes:
         del values["sizes"], values["tokens_per_parameter"], values["branches"]
         values.pop("tuning.sizes", None)

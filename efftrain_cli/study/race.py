@@ -44,6 +44,7 @@ def race_plan(
     grid: Grid | None = None,
     command: str = "",
     metric: str = METRIC,
+    maximize: bool = False,
     device: str = "auto",
 ) -> Plan:
     """Return the plan of a race, whose baseline is the first arm.
@@ -84,6 +85,7 @@ def race_plan(
         tuning=Tuning(seeds=TUNING_SEEDS, grid=grid) if grid else None,
         command=command,
         metric=metric,
+        maximize=maximize,
     )
     plan = plan_of(study, "race")
     values = dict(plan.values)
@@ -111,9 +113,9 @@ def file_of(study: Study) -> str:
 
 
 def without_blanks(value: Any) -> Any:
-    """Return values without those that a study file leaves out: None, "" and empty lists."""
+    """Return values without those that a study file leaves out: None, False, "" and empty lists."""
     if isinstance(value, dict):
-        kept = {key: inner for key, inner in value.items() if inner not in (None, "", ())}
+        kept = {key: inner for key, inner in value.items() if inner not in (None, False, "", ())}
         return {key: without_blanks(inner) for key, inner in kept.items()}
     if isinstance(value, tuple):
         return [without_blanks(inner) for inner in value]

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from efftrain_cli.foundation.step import Progress
+from efftrain_cli.plan.describe import steps_line
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training import display, dist
@@ -205,6 +206,12 @@ def test_time_on_several_devices_is_said_to_be_of_an_even_share(lab, shown, monk
         "steps   20 of 128 tokens; lr 0.003 after 5, cosine to 0.0003; about 6 min 40 s (probed)"
     )
     assert together.endswith("; about 1 min 40 s (probed, if 4 devices share them at no cost)")
+
+
+def test_the_plan_of_a_branch_counts_on(lab):
+    recipe = load_recipe(lab.recipe())
+    plan = summarize_plan(recipe, Progress(step=15, tokens=1920), vocab_size=300)
+    assert steps_line(recipe, plan).startswith("steps   16 to 20 of 128 tokens; ")
 
 
 def test_a_resumed_run_is_one_line(lab, shown):

@@ -51,6 +51,7 @@ def test_a_plan_has_the_baseline_first(folder):
         ),
         ('measure = "final_loss"', 'measure = "tokens_to_target"', "is required for a cost to"),
         ('measure = "final_loss"', 'measure = "lr_sensitivity"', "lr_sensitivity"),
+        ('baseline = "a"', 'baseline = "a"\nmaximize = true', "final scores that a command"),
         ('seeds = "5..9"', 'seeds = "5..9"\nblocks = 2', "unknown key"),
     ],
 )

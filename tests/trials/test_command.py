@@ -10,6 +10,7 @@ import time
 import pytest
 
 from efftrain_cli.foundation.errors import EfftrainError, UsageError
+from efftrain_cli.study.plans import read_study
 from efftrain_cli.trials.command import curve_of, fill_in
 from efftrain_cli.trials.trial import Trial
 from tests.conftest import cli
@@ -108,8 +109,12 @@ def test_a_killed_race_ends_its_command(folder):
 
 
 def test_larger_may_be_better(folder):
+    """The race's file says so: as a study of its own it comes to the same."""
     found = race("better", "base", "--maximize")
     assert found.stdout.startswith("base is better than better in final score: +0.1")
+    (written,) = (folder / "runs").glob("race-better-*/study.toml")
+    study = read_study(written).study
+    assert study.maximize and "maximize" in written.read_text()
 
 
 def test_a_metric_that_never_matches_is_an_error_of_usage(folder):
