@@ -4,6 +4,7 @@ code."""
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,13 @@ def evaluate(line: str, *words: str) -> Any:
     return cli(f"eval-zeroshot {line}", *words)
 
 
-def test_local_sets_with_a_limit(fresh_efftrain, run, sets):
-    """In its own process: the libraries' switches for the Hub and their bars are read once."""
+def test_local_sets_with_a_limit(efftrain, run, sets):
+    """In its own process: the libraries' switches for the Hub are read once."""
     pytest.importorskip("lm_eval")
-    result = fresh_efftrain(f"eval-zeroshot random --data-dir {sets} --limit 2")
+    result = efftrain(f"eval-zeroshot random --data-dir {sets} --limit 2")
     assert result.stdout.startswith("random, step 10, context 64, fp32\n")
     assert result.stdout.splitlines()[2].split()[-1] == "2/3"
-    lines = result.stderr.splitlines()
-    assert lines[-1].startswith("piqa: 2 items in ") and len(lines) < 4, result.stderr
+    assert result.stderr.splitlines()[-1].startswith("piqa: 2 items in ")
     (entry,) = read_results(run)
     manifest = json.loads((run / "checkpoints" / "step-00000010" / "manifest.json").read_text())
     assert entry["checkpoint_sha256"] == manifest["files"]["model.safetensors"]["sha256"]
@@ -60,10 +60,12 @@ def test_local_sets_with_a_limit(fresh_efftrain, run, sets):
     assert set(entry["metrics"]) == {"acc", "acc_norm"} and entry["metric"] == "acc_norm"
 
 
-def test_the_same_question_again_replaces_its_answer(run, sets):
+def test_the_same_question_again_replaces_its_answer(run, sets, monkeypatch):
     """A limit that leaves nothing out is none; other batches move no score."""
     pytest.importorskip("lm_eval")
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
     evaluate(f"random --data-dir {sets}")
+    assert os.environ["TQDM_DISABLE"] == "1", "the libraries show no bars"
     again = evaluate(
         f"random --tasks piqa --data-dir {sets} --limit 3 --batch-tokens 70 --format json"
     )
@@ -85,7 +87,6 @@ def test_refusals(run, sets, tmp_path):
     pytest.importorskip("lm_eval")
     data = f"--data-dir {sets}"
     for line, kind, words in (
-        ("random", UsageError, "no tasks given\n  --tasks gpt2 (2 tasks), slw-11 (11) or"),
         (f"randon {data}", UsageError, "did you mean random"),
         (f"random {data} --checkpoint 7", UsageError, "checkpoints of steps 10"),
         (f"random {data} --context-length 65", UsageError, "has 64 positions"),

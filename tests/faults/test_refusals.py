@@ -49,7 +49,7 @@ def test_a_last_save_that_is_refused(lab):
     lab.resume()
 
 
-@pytest.mark.parametrize("command", ["pretrain", "sweep"])
+@pytest.mark.parametrize("command", ["pretrain", pytest.param("sweep", marks=pytest.mark.slow)])
 def test_a_warning_that_cannot_be_written_ends_nothing(lab, command):
     """F57, F101: both outputs are full before step 1. A sweep trains too; only its comparison is
     lost then, with exit 6."""
