@@ -167,23 +167,6 @@ def test_damaged_files_are_named_whatever_the_policy(tmp_path, name, content):
         texts(path, policy="skip")
 
 
-def test_a_thousandth_may_be_skipped_and_is_counted(tmp_path):
-    path = tmp_path / "a.jsonl"
-    source = Source(str(path), "jsonl", validates=False)
-    for bad, allowed in ((b"{\n", True), (b"{\n[]\n", False)):
-        path.write_bytes(GOOD * (1000 - bad.count(b"\n")) + bad)
-        tally = Tally()
-        found = list(Reader(source, tally, skip_bad=True).documents())
-        assert (tally.rows, tally.skipped) == (1000, bad.count(b"\n"))
-        assert len(found) == 1000 - tally.skipped
-        assert tally.skipped_examples[0].startswith(f"{path}:{len(found) + 1}: not JSON")
-        if allowed:
-            tally.check_skipped()
-        else:
-            with pytest.raises(DataError, match=r"2 of 1,000 rows are bad, more than 0\.1%"):
-                tally.check_skipped()
-
-
 @pytest.mark.parametrize("size", [1, 3, 100])
 @pytest.mark.parametrize(
     "fraction, train, valid",

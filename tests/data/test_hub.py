@@ -13,7 +13,7 @@ import pytest
 from efftrain_cli.data import building, hub
 from efftrain_cli.data.documents import Reader, Tally
 from efftrain_cli.data.prepare import limits_of, prepare
-from efftrain_cli.data.sources import Source, find_sources
+from efftrain_cli.data.sources import Source
 from efftrain_cli.data.split import Limits
 from efftrain_cli.data.tokenizer import load_tokenizer, train_tokenizer
 from efftrain_cli.foundation.errors import DataError
@@ -34,7 +34,7 @@ class FakeHub:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import datasets
 
-        self.rows = [{"text": f"{line}{line}{i}"} for i, line in enumerate(LINES * 3)]
+        self.rows = [{"text": f"{line}{line}{i}"} for i, line in enumerate(LINES)]
         self.read = 0
         self.fails_at: int | None = None
         self.asked: list[Any] = []
@@ -49,7 +49,7 @@ class FakeHub:
 
         def generate(numbers: list[int]) -> Any:
             for number in numbers:
-                for row in self.rows[number * 1500 : number * 1500 + 1500]:
+                for row in self.rows[number * 500 : number * 500 + 500]:
                     self.read += 1
                     if self.read == self.fails_at:
                         raise ConnectionError("the line is dead")
@@ -66,25 +66,22 @@ def test_the_hub_is_read_as_far_as_it_is_needed(monkeypatch):
     data = Data(
         train="owner/name", tokenizer="bpe:300", valid_fraction=0.05, split="extra", revision="v2"
     )
-    corpus = prepare(data, limits=Limits(20_000, 2_000))
+    limits = Limits(10_000, 1_000)
+    corpus = prepare(data, limits=limits)
     longest = 120
-    assert (
-        20_000 <= corpus.train.tokens < 20_000 + longest
-        and 2_000 <= corpus.valid.tokens < 2_000 + longest
-    )
-    assert set(there.asked) == {("owner/name", None, "v2")}
-    assert corpus.manifest.limits == {"train": 20_000, "valid": 2_000}
+    assert 10_000 <= corpus.train.tokens < 10_000 + longest
+    assert 1_000 <= corpus.valid.tokens < 1_000 + longest
+    assert {*there.asked} == {("owner/name", None, "v2")}
     # Twice the training text: the same validation text, so that runs of other budgets compare.
-    longer = prepare(data, limits=Limits(40_000, 2_000))
-    assert longer.valid.sha256 == corpus.valid.sha256 and longer.train.tokens >= 40_000
-    begin = corpus.train.read([0], 20_000)
-    assert (longer.train.read([0], 20_000) == begin).all()
+    longer = prepare(data, limits=Limits(20_000, 1_000))
+    assert longer.valid.sha256 == corpus.valid.sha256 and longer.train.tokens >= 20_000
+    begin = corpus.train.read([0], 10_000)
+    assert (longer.train.read([0], 10_000) == begin).all()
     asked = len(there.asked)
-    prepare(data, limits=Limits(20_000, 2_000))
-    assert len(there.asked) == asked  # the cache has it
-    absent = replace(data, split="other")
+    prepare(data, limits=limits)
+    assert len(there.asked) == asked, "the cache has it"
     with pytest.raises(DataError, match="no split 'other'; it has train, extra\n"):
-        prepare(absent, limits=Limits(20_000, 2_000))
+        prepare(replace(data, split="other"), limits=limits)
 
 
 def test_a_lost_connection_costs_what_was_read_since_the_last_shard(monkeypatch, tmp_path):
@@ -93,7 +90,7 @@ def test_a_lost_connection_costs_what_was_read_since_the_last_shard(monkeypatch,
     monkeypatch.setattr(building, "SHARD_TOKENS", 5000)
     train_tokenizer(300, LINES).save(tmp_path / "tokenizer.json")
     data = Data(train="owner/name", tokenizer=str(tmp_path / "tokenizer.json"), valid_fraction=0.05)
-    limits = Limits(150_000, 5_000)
+    limits = Limits(50_000, 1_500)
     expected = prepare(data, limits=limits)
     whole = there.read
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "second"))
@@ -125,12 +122,7 @@ def test_what_a_recipe_needs_of_the_hub():
     assert limits("data.train=owner/name", "data.max_tokens=5M") == (5_000_000, first.valid)
 
 
-def texts_of(revision: str | None) -> list[str]:
-    """The training text of owner/name at a revision, without network."""
-    return texts_of_source(Source("owner/name", "hub", False, revision=revision))
-
-
-def texts_of_source(source: Source) -> list[str]:
+def texts_of(source: Source) -> list[str]:
     documents = Reader(source, Tally()).documents()
     return ["".join(document.pieces()) for document in documents]
 
@@ -179,28 +171,27 @@ def write_downloaded_copy(tmp_path: Path, revision: str) -> None:
 @pytest.mark.usefixtures("no_network")
 def test_a_cached_dataset_is_read_without_network(tmp_path):
     """Another revision is never read: `datasets` gives the copy that it prepared last."""
+    source = Source("owner/name", "hub", False)
     with pytest.raises(DataError, match=r"no network in this test.*caches have no copy\n  connect"):
-        texts_of(None)
+        texts_of(source)
     write_downloaded_copy(tmp_path, "main")
-    assert texts_of(None) == [f"downloaded {i}" for i in range(3)]
+    assert texts_of(source) == [f"downloaded {i}" for i in range(3)]
     write_prepared_copy(tmp_path)
-    assert texts_of(None) == [f"row {i}" for i in range(10)]
+    assert texts_of(source) == [f"row {i}" for i in range(10)]
     with pytest.raises(DataError, match="caches have no copy of revision 'v2'"):
-        texts_of("v2")
+        texts_of(source._replace(revision="v2"))
 
 
 def test_any_tokenizer_of_the_hub_by_name(tmp_path, monkeypatch):
-    asked = []
     own = train_tokenizer(300, LINES)
     own.save(tmp_path / "tokenizer.json")
 
     def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
-        asked.append((repository, name, revision))
+        assert (repository, revision) == ("owner/name", "v1")
         return tmp_path / name
 
     monkeypatch.setattr(hub, "hub_file", hub_file)
     assert load_tokenizer("owner/name@v1").sha256 == own.sha256
-    assert asked == [("owner/name", "tokenizer.json", "v1")]
 
 
 def test_without_network_the_hub_is_given_up_quickly(monkeypatch, tmp_path):
@@ -211,19 +202,16 @@ def test_without_network_the_hub_is_given_up_quickly(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(hub, "getproxies", dict)
-    asked: list[float] = []
 
     def never_answers(address: tuple[str, int], timeout: float) -> None:
-        asked.append(timeout)
+        assert timeout == 1.0
         raise TimeoutError
 
     monkeypatch.setattr("efftrain_cli.data.hub.socket.create_connection", never_answers)
     with pytest.raises(DataError, match=r"192\.0\.2\.1:80 does not answer.*\n.*bpe:N"):
         load_tokenizer("gpt2")
-    (source,) = find_sources(Data(train="owner/name")).sources
     with pytest.raises(DataError, match=r"neither a file nor a folder here, .* have no copy\n"):
-        texts_of_source(source)
-    assert asked == [1.0, 1.0]
+        texts_of(Source("owner/name", "hub", False))
 
 
 def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path):
@@ -232,10 +220,10 @@ def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path):
     for split, rows in (("train", ["one", "", "two"]), ("validation", ["three"])):
         write_texts(tmp_path / f"{split}.jsonl", rows)
     train = Source(str(tmp_path), "hub", False)
-    assert texts_of_source(train) == ["one", "two"]
-    assert texts_of_source(train._replace(validates=True)) == ["three"]
+    assert texts_of(train) == ["one", "two"]
+    assert texts_of(train._replace(validates=True)) == ["three"]
     with pytest.raises(DataError, match=r"no field 'body'; it has 'text'"):
-        texts_of_source(train._replace(text_field="body"))
+        texts_of(train._replace(text_field="body"))
     (tmp_path / "train.jsonl").write_text("{")
     with pytest.raises(DataError, match="after row 0"):
-        texts_of_source(train)
+        texts_of(train)

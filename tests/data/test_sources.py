@@ -12,7 +12,7 @@ import pytest
 from efftrain_cli.data.corpus import Part
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.sources import Source, find_sources, stdlib_files
-from efftrain_cli.data.tokenizer import load_tokenizer
+from efftrain_cli.data.tokenizer import END_OF_TEXT, load_tokenizer
 from efftrain_cli.data.windows import Windows, data_warnings
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
@@ -29,12 +29,16 @@ def names(folder: Path, *entries: str, **keys: Any) -> list[str]:
     return [str(Path(source.name).relative_to(folder)) for source in found.sources]
 
 
-def test_files_folders_and_patterns(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("b/2.txt", "b/1.txt", "b/deep/3.jsonl", "b/note.md", "b/.hidden/4.txt", "a.txt"):
-        path = tmp_path / name
+def write_files(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
+
+
+def test_files_folders_and_patterns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path, "b/2.txt", "b/1.txt", "b/deep/3.jsonl", "b/.hidden/4.txt", "a.txt")
     assert names(tmp_path, "b") == ["b/1.txt", "b/2.txt", "b/deep/3.jsonl"]
     # Each file once.
     assert names(tmp_path, "b/*.txt", "a.txt", "b/1.txt") == ["b/1.txt", "b/2.txt", "a.txt"]
@@ -44,8 +48,8 @@ def test_files_folders_and_patterns(tmp_path, monkeypatch):
 
 def test_a_name_says_how_a_file_is_read(tmp_path):
     kinds = {"a.TXT": "txt", "a.txt.bz2": "txt", "a.json.gz": "jsonl", "a.json": "json"}
+    write_files(tmp_path, *kinds)
     for name, kind in kinds.items():
-        (tmp_path / name).write_text("x")
         (source,) = find_sources(Data(train=str(tmp_path / name))).sources
         assert source.kind == kind
         (source,) = find_sources(Data(train=str(tmp_path / name), format="csv")).sources
@@ -53,29 +57,24 @@ def test_a_name_says_how_a_file_is_read(tmp_path):
 
 
 def test_what_a_folder_has_besides_is_said(tmp_path):
-    folder = tmp_path / "books"
-    folder.mkdir()
-    (folder / "a.txt").write_text("".join(LINES[:50]))
-    (folder / "cover.html").write_text("x" * 100_000)
-    (folder / "README.md").write_text("y" * 50)
-    found = find_sources(Data(train=str(folder)))
-    assert [Path(source.name).name for source in found.sources] == ["a.txt"]
-    (note,) = found.notes
+    """README.md is read if there is nothing else."""
+    write_files(tmp_path, "a.txt", "cover.html", "README.md")
+    folder = str(tmp_path)
+    assert names(tmp_path, folder) == ["a.txt"]
+    (note,) = find_sources(Data(train=folder)).notes
     assert note.endswith("2 of 3 files are not read (1 .md, 1 .html)")
-    everything = find_sources(Data(train=str(folder), format="txt"))
+    everything = find_sources(Data(train=folder, format="txt"))
     assert len(everything.sources) == 3 and everything.notes == ()
-    (folder / "a.txt").unlink()
-    assert names(folder, str(folder)) == ["README.md"]  # read if there is nothing else
-    (folder / "README.md").unlink()
+    (tmp_path / "a.txt").unlink()
+    assert names(tmp_path, folder) == ["README.md"]
+    (tmp_path / "README.md").unlink()
     with pytest.raises(DataError, match=r'no file of a known kind .*, but 1 \.html\n.*"txt" reads'):
-        find_sources(Data(train=str(folder)))
+        find_sources(Data(train=folder))
 
 
 def test_a_folder_of_splits_is_not_read_as_one_text(tmp_path):
-    for name in ("Train", "test", "valid"):
-        (tmp_path / "corpus" / name).mkdir(parents=True)
-        (tmp_path / "corpus" / name / "text.txt").write_text(name)
     corpus = tmp_path / "corpus"
+    write_files(corpus, "Train/text.txt", "test/text.txt", "valid/text.txt")
     with pytest.raises(DataError) as caught:
         find_sources(Data(train=str(corpus)))
     fault, fix = str(caught.value).splitlines()
@@ -97,7 +96,7 @@ def test_hub_names():
 def test_everything_that_is_not_there_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    (tmp_path / "book.pdf").write_text("x")
+    write_files(tmp_path, "book.pdf")
     entries = ("missing.txt", "empty", "a[1].txt", "book.pdf", "/no/such/folder", "a.txt, b.txt")
     with pytest.raises(DataError) as refused:
         find_sources(Data(valid=entries))
@@ -141,22 +140,18 @@ def test_a_mix_is_a_function_of_position(tmp_path):
     windows = Windows(whole, 10, seed=3)
     starts = windows.starts(0, 25_000)
     owner = np.searchsorted([3000, 5000], starts, side="right")
-    for part, (weight, base, tokens) in enumerate(
-        ((0.7, 0, 3000), (0.2, 3000, 2000), (0.1, 5000, 1000))
-    ):
+    shares = ((0.7, 0, 3000), (0.2, 3000, 2000), (0.1, 5000, 1000))
+    for part, (weight, base, tokens) in enumerate(shares):
         ahead = np.cumsum(owner == part) - weight * np.arange(1, 25_001)
         assert np.abs(ahead).max() <= 2
         own = starts[owner == part]
         per_epoch = tokens // 10 - 1
         assert (own >= base).all() and (own + 11 <= base + tokens).all()
-        for epoch in range(3):
-            assert len(set(own[epoch * per_epoch : (epoch + 1) * per_epoch].tolist())) == per_epoch
+        for begin in range(0, 3 * per_epoch, per_epoch):
+            assert len({*own[begin : begin + per_epoch].tolist()}) == per_epoch
     again = Windows(whole, 10, seed=3)
     for position in (0, 9_999, 10_000, 24_321):
         assert again.starts(position, 1)[0] == starts[position]
-    assert windows.epochs_of_sources(2990) == pytest.approx(
-        {"a": 7.0, "b": 2990 * 0.2 / 199, "c": 2990 * 0.1 / 99}
-    )
     assert windows.epochs(windows.per_epoch) == 1 and windows.per_epoch == 299 * 10_000 // 7000
     with pytest.raises(RecipeError, match=r"\(a 7\.00, b 3\.01, c 3\.02\): .*\n.*data\.repeat"):
         windows.check_budget(2990, Data())
@@ -177,16 +172,15 @@ def test_sources_have_fields_and_weights_of_their_own(tmp_path):
         return Data(sources=sources, tokenizer="bpe:300", valid_fraction=0.05, **keys)
 
     corpus = prepare(data(3.0, 1.0))
-    parts = corpus.train.parts
-    assert [(part.weight, Path(part.name).name) for part in parts] == [(3, "a.jsonl"), (1, "b.csv")]
-    assert sum(part.tokens for part in parts) == corpus.train.tokens
-    assert sum(part.tokens for part in corpus.valid.parts) == corpus.valid.tokens
-    ids = corpus.train.ids
-    first = ids[: ids.tolist().index(corpus.eot_id)]
-    second = ids[parts[0].tokens :][: ids[parts[0].tokens :].tolist().index(corpus.eot_id)]
+    first, second = corpus.train.parts
+    assert (first.weight, Path(first.name).name) == (3, "a.jsonl")
+    assert (second.weight, Path(second.name).name) == (1, "b.csv")
     decode = load_tokenizer(corpus.tokenizer_path).decode
-    assert decode(first) in LINES[:1000] and f"{decode(second)}\n" in LINES[1000:]
-    assert prepare(data(1.0, 1.0)).folder == corpus.folder  # weights change no token
+    text = decode(corpus.train.ids[first.tokens :].tolist())
+    documents = text.split(END_OF_TEXT)
+    assert f"{documents[0]}\n" in LINES[1000:] and documents[-1] == ""
+    assert first.tokens + second.tokens == corpus.train.tokens
+    assert prepare(data(1.0, 1.0)).folder == corpus.folder, "weights change no token"
     limited = prepare(data(3.0, 1.0, max_tokens=8000))
     assert [part.tokens // 100 for part in limited.train.parts] == [60, 20]
 
@@ -198,10 +192,8 @@ def test_sources_in_a_recipe(tmp_path):
         '[[data.sources]]\npath = "b.csv"\ntext_field = "body"\n'
     )
     loaded = load_recipe(str(recipe), ["data.sources.1.weight=0.5"])
-    assert loaded.data.sources == (
-        TextSource(path="stdlib", weight=3.0),
-        TextSource(path="b.csv", text_field="body", weight=0.5),
-    )
+    own = TextSource(path="b.csv", text_field="body", weight=0.5)
+    assert loaded.data.sources == (TextSource(path="stdlib", weight=3.0), own)
     for override, fault in (
         ("data.train=x.txt", r"beside \[\[data\.sources\]\]"),
         ("data.sources.1.weight=0.001", "a weight is at least a thousandth"),

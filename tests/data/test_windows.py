@@ -60,31 +60,24 @@ def test_each_window_once_per_epoch_across_the_boundary(tmp_path):
     assert [s // 16 for s in epochs[0]] != [s // 16 for s in epochs[1]]
 
 
-def test_seed_decides_the_order_and_nothing_else_does(tmp_path):
+def test_the_seed_decides_the_order(tmp_path):
     shards = counting_shards(tmp_path, 5000)
-    one, again, other = (Windows(shards, 8, seed=s).read(100, 20).tolist() for s in (1, 1, 2))
-    assert one == again != other
+    one = Windows(shards, 8, seed=1).read(100, 20).tolist()
+    other = Windows(shards, 8, seed=2).read(100, 20).tolist()
+    assert one != other
 
 
-def test_truncation_takes_the_beginning_of_each_window(tmp_path):
+@pytest.mark.parametrize(("each", "length"), [(1, 24), (2, 24), (4, 16)])
+def test_windows_are_cut_into_sequences_from_their_beginning(tmp_path, each, length):
+    """7 sequences: of 7 windows, the rest dropped; of 4, the last half used; of 2, all of each."""
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
-    full = windows.read(20, 6)
-    batch = windows.batch(plan(6, 24, 20))
-    assert batch.tokens.tolist() == full[:, :24].tolist()
-    assert batch.targets.tolist() == full[:, 1:25].tolist()
-    assert batch.tokens.is_contiguous() and batch.targets.is_contiguous()
-
-
-def test_reshape_cuts_each_window_into_sequences(tmp_path):
-    """7 sequences, 2 per window: 4 windows, the last half used."""
-    windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
-    full = windows.read(20, 4)
-    batch = windows.batch(plan(7, 24, 20, sequences_per_window=2))
-    expected = [full[i // 2][(i % 2) * 24 : (i % 2) * 24 + 25].tolist() for i in range(7)]
-    assert batch.tokens.tolist() == [row[:-1] for row in expected]
-    assert batch.targets.tolist() == [row[1:] for row in expected]
-    whole = windows.batch(plan(4, 16, 20, sequences_per_window=4))
-    assert whole.targets.reshape(-1).tolist() == full[0][1:].tolist()  # every target once
+    full = windows.read(20, 7)
+    batch = windows.batch(plan(7, length, 20, sequences_per_window=each))
+    for number in range(7):
+        begin = number % each * length
+        row = full[number // each][begin : begin + length + 1].tolist()
+        assert batch.tokens[number].tolist() == row[:-1]
+        assert batch.targets[number].tolist() == row[1:]
 
 
 @pytest.mark.parametrize(("sequences_per_window", "world_size"), [(1, 2), (3, 4)])
@@ -111,9 +104,8 @@ def test_validation_is_fixed_spread_and_without_overlap(tmp_path):
     gaps = np.diff(starts)
     assert gaps.min() >= 64 and gaps.max() - gaps.min() <= 1
     assert rows.shape == (10, 65) and str(rows.dtype) == "torch.int64"
-    assert (
-        len(Windows(shards, 64, seed=1).validation(1000)) == 5000 // 64
-    )  # fewer where the text is short
+    # Fewer where the text is short.
+    assert len(Windows(shards, 64, seed=1).validation(1000)) == 5000 // 64
     with pytest.raises(DataError, match="validation text has 5,001 tokens"):
         Windows(shards, 5001, seed=1).validation(1)
 
