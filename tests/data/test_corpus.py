@@ -50,12 +50,11 @@ def test_ids_beyond_the_vocabulary_are_refused_when_written(tmp_path):
 def flip_bit(path: Path, byte: int) -> None:
     """Change a bit in place and set the modification time back."""
     stat = path.stat()
-    time.sleep(0.05)  # time stamps have a resolution of a few milliseconds
+    time.sleep(0.01)  # time stamps have a resolution of a few milliseconds
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 1
     with open(path, "r+b") as file:
-        file.seek(byte)
-        value = file.read(1)[0]
-        file.seek(byte)
-        file.write(bytes([value ^ 1]))
+        file.write(content)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
@@ -126,12 +125,12 @@ def test_damage_is_refused_with_exit_3(cache, book):
     with full verification nothing passes."""
     other = prepare(data(book, tokenizer="bpe:301")).folder
     folder = prepare(data(book)).folder
-    files = sorted(folder.iterdir())
     names = ["manifest.json", "tokenizer.json", "train.bin", "valid.bin"]
-    assert [path.name for path in files] == names
-    for path in files:
+    assert sorted(path.name for path in folder.iterdir()) == names
+    for name in names:
+        path = folder / name
         content = path.read_bytes()
-        damaged = [content[:-1], (other / path.name).read_bytes()]
+        damaged = [content[:-1], (other / name).read_bytes()]
         if path.suffix == ".bin":
             damaged.append(content[2:] + content[:2])
         for wrong in damaged:
@@ -139,9 +138,9 @@ def test_damage_is_refused_with_exit_3(cache, book):
             with pytest.raises(DataError, match=r"efftrain prepare") as refused:
                 prepare(data(book)).verify(full=True)
             assert str(folder) in str(refused.value) and refused.value.exit_code == 3
-        if path.name != "manifest.json":
+        if name != "manifest.json":
             path.unlink()
-            with pytest.raises(DataError, match=path.name):
+            with pytest.raises(DataError, match=name):
                 prepare(data(book))
         path.write_bytes(content)
     prepare(data(book)).verify(full=True)
