@@ -12,49 +12,62 @@ from pathlib import Path
 
 import pytest
 
+from efftrain_cli.cli import complete
+from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.conftest import REPOSITORY, python, sets
+from tests.conftest import REPOSITORY, cli, invoke, python, sets
 from tests.terminal import on_terminal
+
+MINE = """\
+# My own recipe.
+# Its second line.
+base = "small"
+
+[optim]
+lr = 4e-3
+[train]
+tokens = "3M"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
-    """./recipes/mine.toml in the folder where `efftrain` runs."""
+    """./recipes/mine.toml."""
     path = tmp_path / "recipes" / "mine.toml"
     path.parent.mkdir()
-    path.write_text(
-        '# My own recipe.\n# Its second line.\nbase = "small"\n\n[optim]\nlr ='
-        ' 4e-3\n[train]\ntokens = "3M"\n'
-    )
+    path.write_text(MINE)
     return path
 
 
-# --- list -----------------------------------------------------------------------------------------
-
-
-def test_list_is_one_line_each_ones_own_first(efftrain, mine):
+def test_list_is_one_line_each_ones_own_first(mine):
     """small has 4 x (12 x 128^2 + 13 x 128) + 2 x 128 = 793,344 parameters and (1,024 + 256) x 128
     of tables: `pretrain --plan` counts them too."""
-    lines = efftrain("recipes list").stdout.splitlines()
+    lines = cli("recipes list").stdout.splitlines()
     names = [line.split()[0] for line in lines]
     assert names[1:] == sorted(names[1:]) and {"quickstart", "gpt2-117m"} <= set(names)
     assert lines[0].split(maxsplit=3) == ["mine", "957K", "3M", "(yours) My own recipe."]
-    assert ": 957K parameters" in efftrain("pretrain mine --plan").stdout
+    assert ": 957K parameters" in cli("pretrain mine --plan").stdout
 
 
-def test_list_shows_those_with_a_word_in_name_or_summary(efftrain, mine):
-    lines = efftrain("recipes list 'MY own'").stdout.splitlines()
+def test_list_shows_those_with_a_word_in_name_or_summary(mine):
+    lines = cli("recipes list 'MY own'").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["mine"]
-    lines = efftrain("recipes list slw").stdout.splitlines()
+    lines = cli("recipes list slw").stdout.splitlines()
     assert {line.split()[0] for line in lines} >= {"small-slw", "gpt2-117m-slw"}
-    assert "no recipe has 'xyzzy'" in efftrain("recipes list xyzzy", code=2).stderr
+    with pytest.raises(UsageError, match="no recipe has 'xyzzy'"):
+        cli("recipes list xyzzy")
 
 
-def test_one_bad_file_does_not_hide_the_others(efftrain, mine):
+def test_one_bad_file_does_not_hide_the_others(mine):
     mine.with_name("odd.toml").write_text("lr = = 3\n")
     mine.with_name("text.toml").write_bytes(b"\xff\xfe")
     mine.with_name("orphan.toml").write_text('base = "nowhere"\n')
-    shown = efftrain("recipes list").stdout.splitlines()
+    shown = cli("recipes list").stdout.splitlines()
     lines = dict(line.split(maxsplit=1) for line in shown)
     assert "not TOML" in lines["odd"]
     assert "not UTF-8" in lines["text"]
@@ -68,11 +81,8 @@ def test_list_is_cut_to_the_terminal(tmp_path, mine):
     assert len(lines) == 1 + len(list((REPOSITORY / "recipes").glob("*.toml")))
 
 
-# --- show -----------------------------------------------------------------------------------------
-
-
-def test_show_is_toml_that_loads_and_names_origins(efftrain, mine, tmp_path):
-    done = efftrain("recipes show mine --set seed=7")
+def test_show_is_toml_that_loads_and_names_origins(mine, tmp_path):
+    done = cli("recipes show mine --set seed=7")
     copy = tmp_path / "copy.toml"
     copy.write_text(done.stdout)
     assert load_recipe(str(copy)) == load_recipe(str(mine), ["seed=7"])
@@ -84,9 +94,9 @@ def test_show_is_toml_that_loads_and_names_origins(efftrain, mine, tmp_path):
     assert done.stdout.startswith("# recipes/mine.toml\n#   based on ")
 
 
-def test_show_describes_each_key(efftrain):
+def test_show_describes_each_key():
     """Long descriptions go on in comments of their own lines."""
-    shown = efftrain("recipes show small --describe").stdout
+    shown = cli("recipes show small --describe").stdout
     assert re.search(r"^lr = .*# Peak learning rate\.$", shown, re.MULTILINE)
     whole = "# Seed of initialization, data order and every other random draw."
     assert whole in re.sub(r"\n +# ", " ", shown)
@@ -94,11 +104,8 @@ def test_show_describes_each_key(efftrain):
     tomllib.loads(shown)
 
 
-# --- new ------------------------------------------------------------------------------------------
-
-
-def test_a_new_recipe_has_what_differs_and_overwrites_nothing(efftrain, tmp_path, monkeypatch):
-    done = efftrain("recipes new books --set data.train=books/ --set train.tokens=5M")
+def test_a_new_recipe_has_what_differs_and_overwrites_nothing(tmp_path):
+    done = cli("recipes new books --set data.train=books/ --set train.tokens=5M")
     path = tmp_path / "recipes" / "books.toml"
     assert done.stdout.splitlines() == [
         'recipes/books.toml: base "small" and 3 keys',
@@ -109,18 +116,18 @@ def test_a_new_recipe_has_what_differs_and_overwrites_nothing(efftrain, tmp_path
         "data": {"train": "books/", "valid_fraction": 0.05},
         "train": {"tokens": "5M"},
     }
-    again = efftrain("recipes new books", code=2)
-    assert "exists already and is left as it is\n  give another name" in again.stderr
-    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UsageError, match="exists already and is left as it is\n  give another name"
+    ):
+        cli("recipes new books")
     assert load_recipe("books").train.tokens == 5_000_000
 
 
-def test_an_edit_of_the_base_edits_the_new_recipe(efftrain, mine, monkeypatch):
-    done = efftrain("recipes new warmed --base mine --set seq_len_warmup.steps=9")
+def test_an_edit_of_the_base_edits_the_new_recipe(mine):
+    done = cli("recipes new warmed --base mine --set seq_len_warmup.steps=9")
     assert done.stdout.endswith("\nnext    efftrain race mine warmed\n")
-    efftrain("recipes new by-path --base recipes/mine.toml")
+    cli("recipes new by-path --base recipes/mine.toml")
     mine.write_text(mine.read_text() + "[model]\nn_layer = 3\n[data]\ntrain = 'my.txt'\n")
-    monkeypatch.chdir(mine.parent.parent)
     assert load_recipe("warmed") == load_recipe("mine", ["seq_len_warmup.steps=9"])
     assert load_recipe("by-path") == load_recipe("mine")
 
@@ -133,30 +140,25 @@ def test_an_edit_of_the_base_edits_the_new_recipe(efftrain, mine, monkeypatch):
         ("small-staged-depth", ["stages.0.switch.value=500_000", "staged_growth.depth=identity"]),
     ],
 )
-def test_a_new_recipe_writes_every_key_that_was_set(
-    efftrain, tmp_path, monkeypatch, base, overrides
-):
-    efftrain(f"recipes new mine --base {base}", *sets(*overrides))
-    monkeypatch.chdir(tmp_path)
+def test_a_new_recipe_writes_every_key_that_was_set(base, overrides):
+    cli(f"recipes new mine --base {base}", *sets(*overrides))
     assert load_recipe("mine") == load_recipe(base, overrides)
 
 
-def test_the_example_in_a_new_recipe_can_be_uncommented(efftrain, tmp_path, monkeypatch):
-    efftrain("recipes new mine --set eval.windows=8")
+def test_the_example_in_a_new_recipe_can_be_uncommented(tmp_path):
+    cli("recipes new mine --set eval.windows=8")
     path = tmp_path / "recipes" / "mine.toml"
     path.write_text(re.sub(r"^# (\[seq|start|steps)", r"\1", path.read_text(), flags=re.MULTILINE))
-    monkeypatch.chdir(tmp_path)
     overrides = ["eval.windows=8", "seq_len_warmup.start=32", "seq_len_warmup.steps=100"]
     assert load_recipe("mine") == load_recipe("small", overrides)
 
 
-def test_a_new_recipe_has_the_size_that_its_text_is_enough_for(efftrain, tmp_path, monkeypatch):
+def test_a_new_recipe_has_the_size_that_its_text_is_enough_for(tmp_path):
     """1.5 MB are 500,000 tokens, enough for 100,000 parameters: two blocks of 32 have 58,240, with
     a head of 1,024 x 32. 2,171 tokens a step are 8 sequences; 20 tokens a parameter are 569 such
     steps. A rate by --set keeps the base's min_lr."""
     (tmp_path / "my.txt").write_text("a" * 1_500_000)
-    efftrain("recipes new mine --text my.txt --set optim.lr=1e-3")
-    monkeypatch.chdir(tmp_path)
+    cli("recipes new mine --text my.txt --set optim.lr=1e-3")
     sizes = ["model.n_layer=2", "model.n_head=2", "model.n_embd=32", "train.tokens=1_164_800"]
     rates = ["optim.lr=1e-3", "optim.betas=[0.9, 0.99]"]
     steps = ["train.batch_size=8", "optim.warmup_steps=28", "eval.every=28"]
@@ -164,37 +166,30 @@ def test_a_new_recipe_has_the_size_that_its_text_is_enough_for(efftrain, tmp_pat
     assert load_recipe("mine") == load_recipe("small", [*sizes, *rates, *steps, *text])
     lines = (tmp_path / "recipes" / "mine.toml").read_text()
     assert re.search("^n_layer = 2 +# 58,240 parameters with the head$", lines, re.MULTILINE)
-    efftrain("recipes new four --parameters 4M")
+    cli("recipes new four --parameters 4M")
     lines = (tmp_path / "recipes" / "four.toml").read_text()
     assert re.search("^lr = 0.004 +# best at 0.4M: a start for a sweep$", lines, re.MULTILINE)
 
 
-# --- diff -----------------------------------------------------------------------------------------
-
-
-def test_diff_shows_exactly_what_differs(efftrain, mine):
-    done = efftrain("recipes diff small mine")
+def test_diff_shows_exactly_what_differs(mine):
+    done = cli("recipes diff small mine")
     small = load_recipe("small")
     assert [line.split() for line in done.stdout.splitlines()] == [
         ["key", "small", "mine"],
         ["optim.lr", str(small.optim.lr), "0.004"],
         ["train.tokens", f"{small.train.tokens:_}", "3_000_000"],
     ]
-    assert done.stdout.startswith(f"{'key':14}{'small':>9}  {'mine':>9}\n{'optim.lr':14}")
-    as_json = json.loads(efftrain("recipes diff small recipes/mine.toml --format json").stdout)
+    as_json = json.loads(cli("recipes diff small recipes/mine.toml --format json").stdout)
     assert as_json == [
         {"key": "optim.lr", "a": small.optim.lr, "b": 4e-3},
         {"key": "train.tokens", "a": small.train.tokens, "b": 3_000_000},
     ]
-    assert "are the same" in efftrain("recipes diff small small").stdout
+    assert "are the same" in cli("recipes diff small small").stdout
 
 
-# --- the command line as a whole ------------------------------------------------------------------
-
-
-def test_misspelt_commands_and_options_are_corrected(efftrain):
-    assert "recipes" in efftrain("recpes list", code=2).stderr
-    assert "--format" in efftrain("recipes list --formt json", code=2).stderr
+def test_misspelt_commands_and_options_are_corrected():
+    for line, meant in (("recpes list", "'recipes'"), ("recipes list --formt json", "--format")):
+        assert meant in invoke(line).stderr
 
 
 def test_a_closed_pipe_is_no_error(tmp_path):
@@ -207,37 +202,25 @@ def test_a_closed_pipe_is_no_error(tmp_path):
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
+        check=True,
     )
-    assert done.stdout and done.stderr == ""
-    assert done.returncode == 0
-
-
-# --- completion -----------------------------------------------------------------------------------
+    assert done.stdout and not done.stderr
 
 
 COMPLETING = "import sys; sys.argv = ['efftrain']; import efftrain_cli.__main__ as m; m.main()"
 
 
-def completed(cwd: Path, words: str) -> list[str]:
-    """What bash is offered for the last word."""
-    place = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    return python(COMPLETING, cwd=cwd, _EFFTRAIN_COMPLETE="complete_bash", **place).stdout.split()
-
-
-def test_tab_offers_recipes_paths_and_keys(tmp_path, mine):
-    offered = completed(tmp_path, "efftrain recipes show ")
-    assert {"mine", "quickstart", "gpt2-1.5b"} <= set(offered)
-    assert completed(tmp_path, "efftrain recipes show mi") == ["mine"]
-    assert completed(tmp_path, "efftrain recipes show recipes/m") == []  # bash then offers files
-    assert completed(tmp_path, "efftrain recipes show mine --set optim.l") == ["optim.lr="]
+def test_tab_offers_recipes_and_keys(tmp_path, mine):
+    words = "efftrain recipes show mine --set optim.l"
+    place = {"COMP_WORDS": words, "COMP_CWORD": "5", "_EFFTRAIN_COMPLETE": "complete_bash"}
+    assert python(COMPLETING, cwd=tmp_path, **place).stdout.split() == ["optim.lr="]
+    assert {"mine", "quickstart"} <= {name for name, _ in complete.recipe_names("")}
+    assert [name for name, _ in complete.recipe_names("mi")] == ["mine"]
+    assert complete.recipe_names("recipes/m") == []  # bash then offers files
 
 
 def test_run_names_are_offered(tmp_path, monkeypatch):
-    from efftrain_cli.cli import complete
-
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     run = tmp_path / "small-seed1"
     study = tmp_path / "smaller-study"
