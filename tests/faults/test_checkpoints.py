@@ -211,9 +211,8 @@ def test_a_changed_recipe_is_refused_at_resume(lab):
     process = lab.resume("r", "--steps", "7", "--set", "optim.lr=1e-3", "--override-resume")
     assert lab.events("r", "override")[0]["differences"] == [["optim.lr", 0.003, 0.001]]
     assert "lr = 0.001" in (lab.run("r") / "recipe.toml").read_text()
-    lab.resume("r", "--steps", "8")
     again = lab.resume("r", "--steps", "9", "--set", "optim.lr=2e-3", code=2)
-    assert "-> 0.002" in again.errors
+    assert "0.001 -> 0.002" in again.errors
 
     # An edited file is a changed recipe too.
     path = lab.run("r") / "recipe.toml"
@@ -250,9 +249,8 @@ def test_a_run_goes_on_without_its_text(lab, tmp_path_factory):
     text.write_text("other text\n" * 10_000)
     lab.resume("r", "--steps", "10")
     text.unlink()
-    lab.resume("r", "--steps", "15")
     lab.call("grow r --operator depth")
-    lab.call("pretrain --from r@15 --name branch --no-probe --steps 16")
+    lab.call("pretrain --from r@10 --name branch --no-probe --steps 11")
     moved = Laboratory(lab.zygote, tmp_path_factory.mktemp("moved"))
     shutil.move(lab.folder / "runs", moved.folder / "runs")
     errors = moved.resume("r", code=3, EFFTRAIN_CACHE=str(moved.folder / "cache")).errors

@@ -134,16 +134,19 @@ PLACES = {
 
 
 @pytest.mark.parametrize(
-    "kind, operation",
-    [("import", "rename"), ("grow", "fsync"), ("export", "fsync"), ("save", "rename")],
+    "kind, operation, stride",
+    [("import", "rename", 1), ("grow", "fsync", 4), ("export", "fsync", 1), ("save", "rename", 1)],
 )
-def test_a_failed_flush_or_rename_leaves_nothing_half_made(home, monkeypatch, kind, operation):
-    """F104: each one in turn, once; the message names the file, exit code 6."""
+def test_a_failed_flush_or_rename_leaves_nothing_half_made(
+    home, monkeypatch, kind, operation, stride
+):
+    """F104: each one in turn, once, of a growth every fourth; the message names the file, exit
+    code 6."""
     make, place = PLACES[kind]
     make(home)  # prepares the data of a growth
     shutil.rmtree(home / place)
     real, failed = getattr(os, operation), 0
-    for number in range(1, 100):
+    for number in range(1, 100, stride):
         seen = 0
 
         def failing(*args, number: int = number):
@@ -154,14 +157,13 @@ def test_a_failed_flush_or_rename_leaves_nothing_half_made(home, monkeypatch, ki
             return real(*args)
 
         monkeypatch.setattr(os, operation, failing)
+        message = ""
         try:
             make(home)
         except OSError as error:
             message = str(disk_error(error))
         except DiskError as error:
             message = str(error)
-        else:
-            message = ""
         monkeypatch.setattr(os, operation, real)
         assert temporaries(home) == []
         if seen < number:
@@ -171,10 +173,9 @@ def test_a_failed_flush_or_rename_leaves_nothing_half_made(home, monkeypatch, ki
             assert str(place) in message or os.environ["EFFTRAIN_CACHE"] in message, message
             assert ".tmp" not in message, message
             assert not (home / place).exists()
-        elif kind == "save":
-            verify_checkpoint(home / place)
-            shutil.rmtree(home / place)
         else:
+            if kind == "save":
+                verify_checkpoint(home / place)
             shutil.rmtree(home / place)
     assert failed >= (1 if operation == "rename" else 3)
     assert (home / place).exists()
