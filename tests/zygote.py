@@ -71,6 +71,7 @@ def main() -> None:
     import efftrain_cli.run_show  # noqa: F401  what verifies, lists and compares runs, and scipy
 
     torch.set_num_threads(1)
+    os.fsync = lambda descriptor: None  # as in conftest
     gc.collect()
     gc.freeze()  # what is here is never collected in the children, so their memory stays shared
     print(json.dumps({"ready": True}), flush=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.figures import gradient_errors
 from tests.conftest import REPOSITORY
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -107,7 +106,10 @@ def test_a_figure_that_fails_keeps_its_values_and_the_next_begins(tmp_path):
     assert figures["deaf"]["error"] == "stopped after its limit"
 
 
+@pytest.mark.slow
 def test_a_lost_gradient_of_a_small_parameter_is_seen():
+    from benchmarks.gpu.figures import gradient_errors  # what it imports takes seconds
+
     want = {"wte.weight": torch.full((100,), 10.0), "h.0.ln_1.bias": torch.full((4,), 0.01)}
     assert gradient_errors(want, want)["ok"]
     for factor in (0.0, 0.5):
