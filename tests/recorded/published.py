@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import csv
 import math
-import os
-from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
+
+import pandas as pd
 
 from efftrain_cli.compare.comparison import compare
 from efftrain_cli.compare.inference import shares
 from efftrain_cli.compare.judge import Result
-from efftrain_cli.run.reading import Run, load_run
+from efftrain_cli.run.reading import CURVE, Run
 from efftrain_cli.study.plans import read_study
+from tests.compare.runs import KNOWN
 from tests.conftest import REPOSITORY
-from tests.fake_runs import rows_of, write_run
 
 EVIDENCE = REPOSITORY / "docs" / "evidence"
 NUMBERS = ("estimate", "low", "high", "p", "p_holm")
@@ -55,59 +53,33 @@ def record() -> dict[str, Any]:
 
 def judge_again(study: str, curves: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """Judge the runs of a study's curves; return the verdicts by measure and arm."""
-    with TemporaryDirectory() as folder, patch.dict(os.environ, EFFTRAIN_RUNS=folder):
-        plan = read_study(EVIDENCE / f"{study}.toml")
-        runs = []
-        for row, run in published_runs(Path(folder), curves):
-            if row["phase"] == "confirmation":
-                # The training losses are made up, and equal for all seeds.
-                settings = {"label": row["arm"]}
-                runs.append(replace(run, arm=row["arm"], settings=settings, opening=()))
-        comparison = compare(
-            runs,
-            baseline=plan.arms[0].name,
-            claims=plan.study.primary,
-            alpha=plan.study.alpha,
-            share=shares(plan.looks)[-1],
-        )
+    plan = read_study(EVIDENCE / f"{study}.toml")
+    comparison = compare(
+        published_runs(curves),
+        baseline=plan.arms[0].name,
+        claims=plan.study.primary,
+        alpha=plan.study.alpha,
+        share=shares(plan.looks)[-1],
+    )
     return {row.key: values_of(row) for row in comparison.verdicts}
 
 
-def published_runs(root: Path, curves: Path) -> list[tuple[dict[str, str], Run]]:
-    """Write the runs of a file of curves into `root`; return each with its row of runs.csv."""
-    points = defaultdict(list)
-    with curves.open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            points[row["run"]].append(row)
-    runs = []
-    with curves.with_name(curves.name.replace("curves", "runs")).open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            curve = points[row["run"]]
-            curve[-1]["val_loss"] = row["final_loss"]
-            path = write_run(
-                root,
-                row["arm"],
-                int(row["seed"]),
-                name=row["run"],
-                budget=int(row["tokens"]),
-                rows=[_row(point) for point in curve],
-            )
-            runs.append((row, load_run(path)))
-    return runs
-
-
-def _row(point: dict[str, str]) -> dict[str, Any]:
-    """Return the row of metrics.jsonl for a point of curves.csv."""
-    step = int(point["step"])
-    (row,) = rows_of(
-        step,
-        seed=0,
-        first=step,
-        tokens=int(point["tokens"]),
-        total_flops=float(point["flops"]),
-        val_loss=float(point["val_loss"]),
-    )
-    return row
+def published_runs(curves: Path) -> Iterator[Run]:
+    """Yield the confirmation's runs of a file of curves, each with its final loss in runs.csv."""
+    points = pd.read_csv(curves)
+    runs = pd.read_csv(curves.with_name(curves.name.replace("curves", "runs")))
+    for row in runs[runs.phase == "confirmation"].itertuples():
+        curve = points[points.run == row.run].reindex(columns=CURVE)
+        curve.iloc[-1, -1] = row.final_loss
+        yield Run(
+            row.run,
+            row.arm,
+            row.seed,
+            row.status,
+            curve,
+            settings={"label": row.arm},
+            conditions=KNOWN,
+        )
 
 
 def values_of(row: Result) -> dict[str, Any]:
