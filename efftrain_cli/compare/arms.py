@@ -125,18 +125,15 @@ def best_settings(arms: Sequence[Arm]) -> list[Arm]:
 
     If all arms are settings of one recipe, return them all: they are what is compared.
     """
-    recipes: dict[str, dict[tuple[float, float], Arm]] = {}
-    for arm in best_at_scales(arms):
-        recipe, size, budget = arm.scale
-        recipes.setdefault(recipe, {})[size, budget] = arm
+    best = best_at_scales(arms)
+    recipes = {arm.first.arm for arm in arms}
     if len(recipes) == 1:
         return list(arms)
-    shared = set.intersection(*map(set, recipes.values()))
-    best = []
-    for scales in recipes.values():
-        largest = max(shared or scales)
-        best.append(scales[largest])
-    return [arm for arm in arms if arm in best]
+    having = Counter(arm.scale[1:] for arm in best)
+    # A scale that all recipes have comes last, the largest one after the others.
+    best.sort(key=lambda arm: (having[arm.scale[1:]] == len(recipes), arm.scale[1:]))
+    largest = {arm.first.arm: arm for arm in best}
+    return [arm for arm in arms if arm in largest.values()]
 
 
 def find_baseline(

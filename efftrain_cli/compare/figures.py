@@ -71,7 +71,7 @@ def new_figure(
         scale: of the x axis, linear or log.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, LogFormatter
+    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(5.4, 3.7), layout="constrained")
     axes = figure.subplots()
@@ -80,8 +80,10 @@ def new_figure(
     axes.set_ylabel(textwrap.fill(y, 40))
     axes.grid(alpha=0.2)
     axes.set_xscale(scale)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.xaxis.set_minor_formatter(LogFormatter())
+    if scale == "log":
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda value, _: human(value))
     return figure, axes
 
 
@@ -111,7 +113,7 @@ def colours_of(arms: Sequence[Arm]) -> dict[str, str]:
 
 def curves_figure(arms: Sequence[Arm], cost: str) -> Figure:
     """Draw the mean validation loss of each arm, and the range of its seeds, against a cost."""
-    title = f"Validation loss against {cost}: mean and range of seeds"
+    title = f"Validation loss against {LABELS[cost]}: mean and range of seeds"
     figure, axes = new_figure(title, LABELS[cost], LOSS)
     colours = colours_of(arms)
     tops = []
@@ -160,7 +162,9 @@ def column_figure(arms: Sequence[Arm], column: Column) -> Figure:
                     values.tokens,
                     values[name],
                     color=colours[arm.label],
-                    alpha=part / len(parts),
+                    linewidth=1,
+                    # What is drawn first stays visible.
+                    alpha=0.7 * part / len(parts),
                     label=arm.label,
                 )
     return figure
@@ -205,7 +209,6 @@ def rates_figure(grid: pd.DataFrame, colours: Mapping[str, str]) -> Figure:
                 label=str(arm),
             )
         axes.set_xticks(grid[key], map("{:g}".format, grid[key]))
-        axes.minorticks_off()
     return figure
 
 

@@ -173,7 +173,7 @@ def end_of_decay(run: Run) -> tuple[str, float]:
 LABELS = {
     "tokens": "tokens",
     "flops": "FLOPs",
-    "seconds": "seconds by these machines' clocks",
+    "seconds": "seconds",
 }
 """Cost -> its name in titles and figures."""
 

@@ -14,6 +14,7 @@ from efftrain_cli.compare.figures import inline_svg
 from efftrain_cli.compare.grids import keys_of
 from efftrain_cli.compare.judge import WITHIN, Result
 from efftrain_cli.compare.ladder import describe_trends, gain_table
+from efftrain_cli.compare.measures import LABELS
 from efftrain_cli.foundation.console import counted, human, human_seconds, table_lines
 
 SCHEMA_VERSION = 1
@@ -50,6 +51,8 @@ MARKS = {
 }
 """Verdict -> mark of an arm's row."""
 GRID = "*: best, compared; !: at the edge of the grid"
+LARGE = 1e5
+"""Number from which on three digits are enough."""
 CAVEATS = 4
 """Caveats that are shown without --details."""
 STYLE = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{padding:.2em .6em}"
@@ -136,8 +139,9 @@ def result_table(comparison: Comparison) -> pd.DataFrame:
 
 
 def mean_text(mean: float, unit: str) -> str:
-    """Return a mean with the digits of its unit, a cost as people read it; "" for NaN."""
-    if math.isnan(mean) or unit == "x":
+    """Return a mean with the digits of its unit, a cost or large number as people read it; "" for
+    NaN."""
+    if math.isnan(mean) or unit == "x" or abs(mean) >= LARGE:
         return cell_text(mean)
     return NUMBERS[unit].format(mean)
 
@@ -212,7 +216,7 @@ def screen_lines(comparison: Comparison, details: bool) -> list[str]:
     table = arm_table(comparison)
     # Names alone say nothing.
     if len(table.columns) > 1:
-        lines += frame_lines(table)
+        lines += frame_lines(table, "time", f"{LABELS['flops']} to match")
     lines += grid_lines(comparison.grid)
     lines += frame_lines(gain_table(comparison.gains))
     lines += describe_trends(comparison.gains)
