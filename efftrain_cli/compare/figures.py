@@ -208,7 +208,8 @@ def rates_figure(grid: pd.DataFrame, colours: Mapping[str, str]) -> Figure:
                 color=colours[str(arm)],
                 label=str(arm),
             )
-        axes.set_xticks(grid[key], map("{:g}".format, grid[key]))
+        values = grid[key].unique()
+        axes.set_xticks(values, map("{:g}".format, values))
     return figure
 
 

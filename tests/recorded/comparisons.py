@@ -1,5 +1,8 @@
-"""Comparisons of made runs, one for each way in which a verdict may be reached or withheld: estimate
-and interval of the final loss and of the costs to match it, and the p-value of the final loss."""
+"""Comparisons of made runs, one for each way in which a verdict may be reached or withheld.
+
+Recorded are estimate and interval of the final loss and of the costs to match it, and the p-value
+of the final loss.
+"""
 
 from __future__ import annotations
 
