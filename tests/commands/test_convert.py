@@ -108,22 +108,6 @@ def test_refusals(exported, tmp_path):
     assert not (tmp_path / "runs" / "other").exists()
 
 
-def test_training_on_asks_for_text_where_the_import_named_none(exported, tmp_path):
-    _, directory = exported
-    cli(f"import {directory} --name back --set train.tokens=3000")
-    asks = r"(?s)imported without text to train on.*--set data.train=my.txt"
-    with pytest.raises(UsageError, match=asks):
-        cli("pretrain --resume back --steps 1 --no-probe")
-    with pytest.raises(UsageError, match=asks.replace("--set", "--from back@0 --set")):
-        cli("pretrain --from back@0 --no-probe")
-    text = sets(
-        f"data.train={tmp_path / 'text.txt'}", "data.repeat=true", "data.valid_fraction=0.3"
-    )
-    cli("pretrain --resume back --steps 1 --no-probe", *text)
-    assert load_trained_model("back", None, CPU).progress.step == 1
-    cli("pretrain --resume back --steps 2 --no-probe")
-
-
 def test_a_model_of_the_hub_by_its_name(exported, tmp_path, monkeypatch):
     """The Hub faked by a folder of files; other files stay there."""
     before, directory = exported
@@ -195,3 +179,5 @@ def test_a_recipe_without_norms_takes_the_directorys(exported, recipe):
     assert (back.recipe.model.norm, back.recipe.model.init) == ("layernorm", "gpt2")
     tokens = torch.arange(40)[None]
     assert torch.equal(back.model(tokens), exported[0].model(tokens))
+    with pytest.raises(UsageError, match=r"without text to train on.*\n.*--from back@0 --set"):
+        cli("pretrain --from back@0 --no-probe")

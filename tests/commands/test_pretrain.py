@@ -195,41 +195,22 @@ def test_the_header_says_what_is_trained(lab, shown, monkeypatch):
     ]
 
 
-def test_time_on_several_devices_is_said_to_be_of_an_even_share(lab, shown, monkeypatch):
+def test_the_line_of_steps_says_time_devices_and_a_faster_type(lab, shown, monkeypatch):
     recipe = load_recipe(lab.recipe())
     plan = summarize_plan(recipe, vocab_size=300)
-    for devices, seconds in ((1, 400.0), (4, 100.0)):
-        monkeypatch.setattr(dist, "world_size", lambda devices=devices: devices)
-        display.show_steps(shown, recipe, plan, seconds)
-    alone, together = shown.file.getvalue().splitlines()
+    display.show_steps(shown, recipe, plan, 400.0, speedup=1.05)
+    display.show_steps(shown, recipe, plan, 8.0, resumed="r-seed1 after step 5")
+    monkeypatch.setattr(dist, "world_size", lambda: 4)
+    display.show_steps(shown, recipe, plan, 100.0, speedup=1.66)
+    alone, resumed, together, faster = shown.file.getvalue().splitlines()
     assert alone == (
         "steps   20 of 128 tokens; lr 0.003 after 5, cosine to 0.0003; about 6 min 40 s (probed)"
     )
+    assert resumed == "resumed r-seed1 after step 5 of 20; about 8 s (probed)"
     assert together.endswith("; about 1 min 40 s (probed, if 4 devices share them at no cost)")
-
-
-def test_the_plan_of_a_branch_counts_on(lab):
-    recipe = load_recipe(lab.recipe())
-    plan = summarize_plan(recipe, Progress(step=15, tokens=1920), vocab_size=300)
-    assert steps_line(recipe, plan).startswith("steps   16 to 20 of 128 tokens; ")
-
-
-def test_a_resumed_run_is_one_line(lab, shown):
-    recipe = load_recipe(lab.recipe())
-    plan = summarize_plan(recipe, vocab_size=300)
-    display.show_steps(shown, recipe, plan, 8.0, resumed="r-seed1 after step 5")
-    line = "resumed r-seed1 after step 5 of 20; about 8 s (probed)\n"
-    assert shown.file.getvalue() == line
-
-
-def test_a_faster_type_is_named_if_it_gains_much(lab, shown):
-    recipe = load_recipe(lab.recipe())
-    plan = summarize_plan(recipe, vocab_size=300)
-    for speedup in (1.05, 1.66):
-        display.show_steps(shown, recipe, plan, 400.0, speedup)
-    *_, last = lines = shown.file.getvalue().splitlines()
-    assert last == "dtype   bf16 would be about 1.7 times faster here: --set train.dtype=bf16"
-    assert len(lines) == 3
+    assert faster == "dtype   bf16 would be about 1.7 times faster here: --set train.dtype=bf16"
+    branch = summarize_plan(recipe, Progress(step=15, tokens=1920), vocab_size=300)
+    assert steps_line(recipe, branch).startswith("steps   16 to 20 of 128 tokens; ")
 
 
 def test_all_tokens_are_verified_if_asked(lab):

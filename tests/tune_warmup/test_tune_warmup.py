@@ -130,12 +130,8 @@ def test_the_unigram_plateau_is_that_of_the_texts(overrides, tmp_path):
     assert prober.unigram_loss == pytest.approx(sum(losses) / len(losses))
 
 
-def test_another_search_in_the_folder_is_refused(config):
-    folder = folder_of("search")
-    folder.mkdir(parents=True)
-    with pytest.raises(UsageError, match="holds no search\n  give another --name"):
-        tune(config)
-    probe = folder / "probes" / "lr1e-1-seed0"
+def test_a_probe_of_another_search_is_refused(config):
+    probe = folder_of("search") / "probes" / "lr1e-1-seed0"
     probe.mkdir(parents=True)
     (probe / "recipe.toml").write_text(dump_recipe(load_recipe("small")))
     with pytest.raises(UsageError, match=r"exists with another recipe \(.*train\.tokens"):
