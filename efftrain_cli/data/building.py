@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+from pydantic import ConfigDict
 
 from efftrain_cli.data.corpus import (
     CorpusManifest,
@@ -67,12 +68,12 @@ class Piece(NamedTuple):
 
 
 class Place(Record):
-    """progress.json: what a killed build has written, and where a later start continues."""
+    """progress.json: what is written, and where a later start continues."""
 
+    model_config = ConfigDict(frozen=False)
     restore: ClassVar[str] = "remove its folder; the text is then prepared from its beginning"
 
-    split: list[Any]
-    """Fields of the `Split`."""
+    split: Split
     train: SplitEntry
     valid: SplitEntry
     tally: dict[str, Any]
@@ -104,11 +105,11 @@ class Building:
             DataError: a document cannot be read, the sides overlap, or one of them is empty.
         """
         self._weights = [source.weight for source in self.data.sources or ()] or [1.0]
-        place = self._begin()
+        self._begin()
         batch: list[Piece] = []
         size = 0
         part = 0
-        for piece in self._pieces(place):
+        for piece in self._pieces():
             if piece.part != part:
                 self._write(batch)
                 self._close()
@@ -129,51 +130,49 @@ class Building:
         (self.folder / "progress.json").unlink()
         fsync(self.folder)
 
-    def _begin(self) -> Place:
+    def _begin(self) -> None:
         """Survey the text and make its tokenizer, or continue from what `_save` left."""
+        path = self.folder / "progress.json"
         tokenizer_path = self.folder / "tokenizer.json"
-        spec = self.data.tokenizer
         try:
-            place = read_record(self.folder / "progress.json", Place)
-            self._split = Split(*place.split)
-            self._tokenizer = load_tokenizer(tokenizer_path if bpe_size(spec) else spec)
+            self._place = read_record(path, Place)
         except FileNotFoundError:
-            self._split = survey(self.data, self.text, self.tell)
-            self._tokenizer = self._make_tokenizer()
+            split = survey(self.data, self.text, self.tell)
+            self._tokenizer = self._make_tokenizer(split)
             with made_beside(tokenizer_path) as beside:
                 self._tokenizer.save(beside)
-            parts = len(self._weights)
-            place = Place(
-                split=list(self._split),
-                train=SplitEntry.begin(parts),
-                valid=SplitEntry.begin(parts),
-                tally={},
-            )
-            write_record(self.folder / "progress.json", place)
+            train, valid = (SplitEntry.begin(len(self._weights)) for _ in SIDES)
+            self._place = Place(split=split, train=train, valid=valid, tally={})
+            write_record(path, self._place)
+        else:
+            spec = self.data.tokenizer
+            self._tokenizer = load_tokenizer(tokenizer_path if bpe_size(spec) else spec)
+        place = self._place
         self._tally = Tally(**place.tally)
-        self._open_side = place.open_side
-        self._writers = {
-            side: ShardWriter(self.folder / f"{side}.bin", self._tokenizer.vocab_size, written)
-            for side, written in zip(SIDES, (place.train, place.valid), strict=True)
-        }
+        self._writers = {}
+        for side, entry in zip(SIDES, (place.train, place.valid), strict=True):
+            path = self.folder / f"{side}.bin"
+            self._writers[side] = ShardWriter(path, self._tokenizer.vocab_size, entry)
         self._known: set[int] = set()
-        tokens = sum(place.train.parts) + sum(place.valid.parts)
+        tokens = self._tokens()
         if tokens:
             for source in self.text.sources[: place.source + 1]:
                 if source.validates:
                     for document in self._open(source, Tally()).documents():
                         self._known.add(document.number)
             self.tell(f"continuing after {tokens:,} tokens that are prepared already", 0)
-        return place
 
-    def _make_tokenizer(self) -> Tokenizer:
+    def _tokens(self) -> int:
+        return sum(self._place.train.parts) + sum(self._place.valid.parts)
+
+    def _make_tokenizer(self, split: Split) -> Tokenizer:
         size = bpe_size(self.data.tokenizer)
         if not size:
             return load_tokenizer(self.data.tokenizer)
         self.tell(f"training a tokenizer of {size:,} tokens", 0)
-        return train_tokenizer(size, self._sample())
+        return train_tokenizer(size, self._sample(split))
 
-    def _sample(self) -> Iterator[str]:
+    def _sample(self, split: Split) -> Iterator[str]:
         """Yield the beginning of each source's training text, by weight."""
         most = min(TOKENIZER_SAMPLE, 8 * (self.limits.train or TOKENIZER_SAMPLE))
         left = apportion(self._weights, most)
@@ -181,7 +180,7 @@ class Building:
             if source.validates:
                 continue
             for document in self._open(source, Tally()).documents():
-                for side, pieces in self._split.sides(document, source):
+                for side, pieces in split.sides(document, source):
                     for piece in cut_pieces(pieces):
                         if side == "train" and left[source.part] > 0:
                             left[source.part] -= len(piece)
@@ -193,28 +192,27 @@ class Building:
     def _open(self, source: Source, tally: Tally) -> Reader:
         return Reader(source, tally, self.data.on_bad_document == "skip")
 
-    def _pieces(self, place: Place) -> Iterator[Piece]:
-        """Yield the pieces of the text behind a place."""
-        position = place.position
-        self._done = place.pieces
+    def _pieces(self) -> Iterator[Piece]:
+        """Yield the pieces of the text behind the place, and move it."""
+        place = self._place
         for number in range(place.source, len(self.text.sources)):
             source = self.text.sources[number]
-            self._number = number
-            self._tally_before = asdict(self._tally)
+            place.source = number
+            place.tally = asdict(self._tally)
             self._reader = self._open(source, self._tally)
-            for document in self._reader.documents(position):
+            for document in self._reader.documents(place.position):
                 self._check_overlap(source, document)
-                for piece in islice(self._cut(source, document), self._done, None):
-                    self._done += source.is_whole
+                for piece in islice(self._cut(source, document), place.pieces, None):
+                    place.pieces += source.is_whole
                     yield piece
                 if self._has_enough(source):
                     break
-            position = None
-            self._done = 0
+            place.position = None
+            place.pieces = 0
 
     def _cut(self, source: Source, document: Document) -> Iterator[Piece]:
         """Yield the pieces of a document."""
-        for side, texts in self._split.sides(document, source):
+        for side, texts in self._place.split.sides(document, source):
             pieces = cut_pieces(texts)
             if not self._tokenizer.can_cut:
                 pieces = iter(["".join(texts)])
@@ -245,7 +243,7 @@ class Building:
 
     def _wants(self, piece: Piece) -> bool:
         """Return whether a piece is written: its document is begun, or its side has room."""
-        return piece.side == self._open_side or not self._is_full(piece.side, piece.part)
+        return piece.side == self._place.open_side or not self._is_full(piece.side, piece.part)
 
     def _has_enough(self, source: Source) -> bool:
         """Return whether the limits of the sides that a source serves are reached."""
@@ -266,12 +264,12 @@ class Building:
             writer = self._writers[piece.side]
             writer.split.documents += piece.is_last
             writer.split.bytes += len(piece.text.encode())
-            self._open_side = piece.side
+            self._place.open_side = piece.side
             if piece.is_last:
-                self._open_side = ""
+                self._place.open_side = ""
                 ids = np.append(ids, np.uint32(self._tokenizer.eot_id))
             writer.add(ids, piece.part)
-        self.tell("tokens prepared", sum(sum(each.split.parts) for each in self._writers.values()))
+        self.tell("tokens prepared", self._tokens())
 
     def _close(self) -> None:
         for writer in self._writers.values():
@@ -279,21 +277,10 @@ class Building:
 
     def _save(self) -> None:
         """Save the place behind what is written; no shard is open."""
-        position = None
-        tally = self._tally_before
+        place = self._place
         if not self._reader.source.is_whole:
-            position = self._reader.position()
-            tally = asdict(self._tally)
-        place = Place(
-            split=list(self._split),
-            train=self._writers["train"].split,
-            valid=self._writers["valid"].split,
-            source=self._number,
-            position=position,
-            tally=tally,
-            pieces=self._done,
-            open_side=self._open_side,
-        )
+            place.position = self._reader.position()
+            place.tally = asdict(self._tally)
         write_record(self.folder / "progress.json", place)
 
     def _manifest(self) -> CorpusManifest:
@@ -301,14 +288,16 @@ class Building:
         how = "held out"
         if self.text.has_valid:
             how = "given"
-        elif self._split.threshold < 0:
+        elif self._place.split.threshold < 0:
             how = "cut"
-        sources: dict[str, dict[str, None]] = {side: {} for side in SIDES}
+        sources: dict[str, list[str]] = {side: [] for side in SIDES}
         for source in self.text.sources:
             name = "stdlib" if source.kind == "stdlib" else source.name
-            sources["valid" if source.validates else "train"][name] = None
-        train, valid = (self._writers[side].split for side in SIDES)
-        for split, wanted in ((train, "training"), (valid, "validation")):
+            names = sources["valid" if source.validates else "train"]
+            if names[-1:] != [name]:
+                names.append(name)
+        place = self._place
+        for split, wanted in ((place.train, "training"), (place.valid, "validation")):
             if not split.shards:
                 raise DataError(
                     f"no text is left for {wanted}; of {self._tally.rows:,} rows and files"
@@ -316,7 +305,9 @@ class Building:
                     "  give more documents, name validation text in data.valid,"
                     f" or change data.valid_fraction ({self.data.valid_fraction:g})"
                 )
-        hashes = [[shard.sha256 for shard in split.shards] for split in (train, valid)]
+        hashes = []
+        for split in (place.train, place.valid):
+            hashes.append([shard.sha256 for shard in split.shards])
         return CorpusManifest(
             schema_version=CorpusManifest.newest,
             tokenizer=TokenizerEntry(
@@ -325,10 +316,10 @@ class Building:
                 vocab_size=tokenizer.vocab_size,
                 eot_id=tokenizer.eot_id,
             ),
-            train=train,
-            valid=valid,
+            train=place.train,
+            valid=place.valid,
             split=how,
-            sources={side: list(names) for side, names in sources.items()},
+            sources=sources,
             tally=asdict(self._tally),
             limits=self.limits._asdict(),
             data_hash=digest_of([tokenizer.sha256, *hashes]),
@@ -344,8 +335,7 @@ class Building:
                 f"data.tokenizer = {self.data.tokenizer!r}: the text repeats too few pairs for"
                 f" {size:,} tokens; the vocabulary has {self._tokenizer.vocab_size:,}"
             )
-        train, valid = (sum(self._writers[side].split.parts) for side in SIDES)
-        share = valid / (train + valid)
+        share = sum(self._place.valid.parts) / self._tokens()
         fraction = self.data.valid_fraction
         if not self.text.has_valid and self.limits.valid is None and share < fraction / 2:
             yield (

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -24,6 +24,9 @@ from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.foundation.records import Part as Fields
 from efftrain_cli.foundation.records import Record, read_record, text_digest, write_record
+
+if TYPE_CHECKING:
+    from efftrain_cli.recipe.sections import TextSource
 
 
 class Shard(Fields):
@@ -267,14 +270,7 @@ class Corpus:
     """Fingerprint of what decides the ids, whatever file it came from."""
     data_hash: str
     """Fingerprint of every token of both splits and of the tokenizer: equal means the same data."""
-    bytes_per_token: float
-    """UTF-8 bytes of validation text per validation token, end-of-text tokens counted."""
     manifest: CorpusManifest
-
-    @property
-    def key(self) -> str:
-        """Its name in the cache."""
-        return self.folder.name
 
     @property
     def holds_all(self) -> bool:
@@ -303,15 +299,11 @@ class Corpus:
                 write_record(path, now)
 
 
-def open_corpus(
-    folder: Path,
-    sources: Sequence[tuple[str, float]] = (),
-) -> Corpus:
+def open_corpus(folder: Path, sources: Sequence[TextSource] | None = None) -> Corpus:
     """Open a prepared corpus. Check that its files belong together and are of full size.
 
     Args:
-        sources: name and weight of each of several sources; the corpus itself does not depend on
-            them.
+        sources: data.sources of the recipe; the corpus itself does not depend on names and weights.
 
     Raises:
         DataError: a file is missing, cut short, damaged, or from another corpus or tokenizer.
@@ -330,8 +322,8 @@ def open_corpus(
     for side, entry in (("train", record.train), ("valid", record.valid)):
         parts: list[Part] = []
         if side == "train" or record.split != "given":
-            for source, tokens in zip(sources, entry.parts, strict=False):
-                parts.append(Part(*source, tokens))
+            for source, tokens in zip(sources or (), entry.parts, strict=False):
+                parts.append(Part(source.path, source.weight, tokens))
         path = folder / f"{side}.bin"
         splits[side] = TokenShards(path, entry, tokenizer.vocab_size, tuple(parts))
     return Corpus(
@@ -343,6 +335,5 @@ def open_corpus(
         tokenizer.eot_id,
         tokenizer_sha256=tokenizer.sha256,
         data_hash=record.data_hash,
-        bytes_per_token=record.valid.bytes / splits["valid"].tokens,
         manifest=record,
     )

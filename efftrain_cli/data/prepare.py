@@ -67,15 +67,11 @@ def prepare(
         with show_progress(console, title, 10.0) as tell, locked(folder, tell):
             if not folder.exists():
                 _build(folder, data, text, limits, tell)
-    return _open(folder, data)
+    return open_corpus(folder, data.sources)
 
 
 def _folder_of(key: str) -> Path:
     return cache_root() / "corpora" / key
-
-
-def _open(folder: Path, data: Data) -> Corpus:
-    return open_corpus(folder, [(source.path, source.weight) for source in data.sources or ()])
 
 
 def corpus_of_key(key: str, data: Data) -> Corpus | None:
@@ -85,7 +81,7 @@ def corpus_of_key(key: str, data: Data) -> Corpus | None:
         DataError: it is damaged.
     """
     folder = _folder_of(key)
-    return _open(folder, data) if folder.exists() else None
+    return open_corpus(folder, data.sources) if folder.exists() else None
 
 
 def prepared_corpus(recipe: Recipe) -> Corpus | None:

@@ -118,7 +118,7 @@ def begin_segment(
         say(f"warning: {dropped}")
         run.event("in_flight_dropped", {"step": step, "reason": dropped})
     origin = read_origin(run.path)
-    data: dict[str, object] = {"corpus": session.corpus.key}
+    data: dict[str, object] = {"corpus": session.corpus.folder.name}
     if origin_data(run.path)["train_hash"] is None:  # imported, and first trained now
         data |= origin_of(session, run.name)["data"]
     if not data.items() <= origin["data"].items():
@@ -161,7 +161,7 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, Any]:
         # Hash of the registration whose runs these are.
         "study": os.environ.get("EFFTRAIN_STUDY") or None,
         "data": {
-            "corpus": corpus.key,
+            "corpus": corpus.folder.name,
             "train_hash": corpus.train.sha256,
             "valid_hash": corpus.valid.sha256,
             "tokenizer_hash": corpus.tokenizer_sha256,

@@ -51,15 +51,15 @@ def test_prepare_says_what_it_made_and_then_finds_it(folder):
     again = cli("prepare --recipe tiny.toml --verify-data full --format json")
     assert again.stderr == ""
     about = json.loads(again.stdout)
-    train = about["train"]
-    valid = about["valid"]
-    assert train["bytes"] + valid["bytes"] == (folder / "book.txt").stat().st_size
-    assert about["windows_per_epoch"] == train["tokens"] // 32 - 1
+    bytes_of_text = about["train"]["bytes"] + about["valid"]["bytes"]
+    assert bytes_of_text == (folder / "book.txt").stat().st_size
+    assert about["tokens"] == [*about["train"]["parts"], *about["valid"]["parts"]]
+    assert about["windows_per_epoch"] == about["tokens"][0] // 32 - 1
     assert about["windows_needed"] == 64
     assert about["epochs"] == 64 / about["windows_per_epoch"]
-    assert about["disk_bytes"] == 2 * (train["tokens"] + valid["tokens"])
-    assert about["bytes_per_token"] == valid["bytes"] / valid["tokens"]
-    assert (about["vocab_size"], about["validation_windows"], about["problems"]) == (300, 4, [])
+    assert about["disk_bytes"] == 2 * sum(about["tokens"])
+    assert about["tokenizer"]["vocab_size"] == 300
+    assert (about["validation_windows"], about["problems"]) == (4, [])
 
 
 def test_mistakes_in_the_data_are_found_before_there_is_a_run(folder):

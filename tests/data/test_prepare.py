@@ -49,7 +49,7 @@ def test_one_text_file_gives_its_end_to_validation(cache, book):
     assert train + valid == "".join(LINES)
     assert train.endswith("\n") and abs(len(valid) / len(train + valid) - 0.1) < 0.002
     assert corpus.vocab_size == 300 and corpus.eot_id == 0
-    assert corpus.bytes_per_token == len(valid.encode()) / corpus.valid.tokens
+    assert corpus.manifest.valid.bytes == len(valid.encode())
 
 
 def test_few_text_files_are_cut_and_many_are_held_out(cache, tmp_path):

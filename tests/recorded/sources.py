@@ -57,7 +57,8 @@ def corpus(*overrides: str) -> dict[str, Any]:
 def identity(recipe: Recipe) -> dict[str, Any]:
     """Prepare a recipe's corpus; return its hash and its counts."""
     found = prepare(recipe.data, limits=limits_of(recipe))
-    counts = {"data_hash": found.data_hash, "bytes_per_token": found.bytes_per_token}
+    per_token = found.manifest.valid.bytes / found.valid.tokens
+    counts = {"data_hash": found.data_hash, "bytes_per_token": per_token}
     for side, shards in (("train", found.train), ("valid", found.valid)):
         counts[side] = {
             "tokens": shards.tokens,
