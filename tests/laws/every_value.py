@@ -28,6 +28,7 @@ COMPANIONS = {
         "seq_len_warmup.until=[3]",
     ],
     "chunked_accumulation.fidelity=hardware": ["chunked_accumulation.operands=fp8_e4m3"],
+    "chunked_accumulation.layers=inner": ["model.n_layer=3"],
 }
 """Settings without which a value is refused."""
 SECTIONS = {
@@ -39,7 +40,7 @@ SECTIONS = {
     "standardization_loss": "{weight = 0.3}",
     "parallel": "{}",
 }
-STAGES = """stages=[{model={n_layer=2, n_head=1, n_embd=8}, switch={rule="steps", value=2}},
+STAGES = """stages=[{model={n_layer=1, n_head=1, n_embd=8}, switch={rule="steps", value=2}},
     {operators=["depth", "width"]}]"""
 
 
@@ -68,7 +69,8 @@ def overrides_of(value: str) -> list[str]:
     given = [f"{section}={SECTIONS[section]}"] if section in SECTIONS else []
     if section == "staged_growth":
         given = [STAGES]
-    return [*FOUR_BLOCKS, "train.tokens=256", *given, *COMPANIONS.get(value, []), value]
+    small = ["model.n_layer=2", "train.tokens=256"]
+    return [*FOUR_BLOCKS, *small, *given, *COMPANIONS.get(value, []), value]
 
 
 VALUES = every_value()
