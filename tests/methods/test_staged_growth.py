@@ -241,6 +241,7 @@ def staged(operator: str, first: str) -> str:
             'must not be "identity" with model.norm = "none"',
         ),
         ([staged("d_ff:352", "d_ff = 500")], "growth makes no model smaller"),
+        (["model.init=unit", staged("width", "n_embd = 64")], "width does not keep the loss"),
     ],
 )
 def test_operators_that_would_change_the_function_are_refused(overrides, rule):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from efftrain_cli.model.arithmetic import Accumulator, Arithmetic
 from efftrain_cli.model.linear import NarrowLinear, fp8_matmul
@@ -21,11 +20,11 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def results(layer: nn.Module, recompute: bool = False) -> list[Tensor]:
+def results(layer: nn.Module) -> list[Tensor]:
     """Output, and gradients of the input, the weight and the bias."""
     x = drawn(4, 40, 96).requires_grad_()
     layer.zero_grad()
-    y = checkpoint(layer, x, use_reentrant=False) if recompute else layer(x)
+    y = layer(x)
     y.backward(drawn(4, 40, 160, seed=1))
     return [y.detach(), x.grad, layer.weight.grad.clone(), layer.bias.grad.clone()]
 
@@ -60,8 +59,7 @@ def test_the_hardware_layer_on_a_cpu_is_the_fp32_product_of_fp8_operands(linear)
     torch.testing.assert_close(results(hardware), results(plain), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_on_a_cpu_the_fp8_product_is_that_of_pytorch(fast):
+def test_on_a_cpu_the_fp8_product_is_that_of_pytorch():
     a, b = drawn(16, 32), drawn(16, 32, seed=1)
     (a8, scale_a), (b8, scale_b) = to_operand(a, "fp8_e4m3"), to_operand(b, "fp8_e5m2")
     expected = torch._scaled_mm(
@@ -71,13 +69,8 @@ def test_on_a_cpu_the_fp8_product_is_that_of_pytorch(fast):
         scale_b=scale_b.reciprocal(),
         out_dtype=torch.float32,
     )
-    product = fp8_matmul(a, "fp8_e4m3", b, "fp8_e5m2", fast, torch.float32)
+    product = fp8_matmul(a, "fp8_e4m3", b, "fp8_e5m2", True, torch.float32)
     torch.testing.assert_close(product, expected, rtol=1e-6, atol=1e-6)
-
-
-def test_recomputed_activations_give_the_same_bits(linear):
-    layer = NarrowLinear(linear, Arithmetic(operands="bf16", **ALL_NARROW))
-    assert_same_bits(results(layer, recompute=True), results(layer))
 
 
 def test_the_three_products_round_alike():

@@ -54,7 +54,7 @@ def of_all_sizes(count: int) -> Tensor:
 # --- rounding -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", [2, 9, 10])
+@pytest.mark.parametrize("bits", [2, 9, 22, 23])
 def test_rounding_is_the_definition_bit_for_bit(bits):
     x = of_all_sizes(200_000)
     x[0] = -0.0
@@ -62,12 +62,6 @@ def test_rounding_is_the_definition_bit_for_bit(bits):
     x[2] = 1.0 + 3 * 2.0 ** -(bits + 1)
     expected = by_definition(x.numpy(), bits).astype(np.float32)
     assert np.array_equal(round_nearest_(x, bits).numpy().view(np.int32), expected.view(np.int32))
-
-
-def test_seven_bits_are_bfloat16_and_23_are_fp32():
-    x = of_all_sizes(100_000)
-    assert torch.equal(round_nearest_(x.clone(), 7), x.bfloat16().float())
-    assert torch.equal(round_nearest_(x.clone(), 23), x)
 
 
 @pytest.mark.parametrize("bits", [1, 22])
@@ -109,7 +103,7 @@ def operands(m: int, k: int, n: int) -> tuple[Tensor, Tensor]:
     return a.to(torch.float8_e5m2).float(), b.to(torch.float8_e5m2).float()
 
 
-@pytest.mark.parametrize("chunk", [0, 16, 300])
+@pytest.mark.parametrize("chunk", [0, 16])
 def test_all_widths_at_once_are_each_width_alone(chunk):
     a, _ = operands(1000, 50, 1)
     products = a * a.flip(0)
@@ -148,22 +142,14 @@ def test_the_fast_product_rounds_where_it_says(bits, chunk, block):
     assert np.array_equal(narrow_matmul(a, b, bits, chunk, block).numpy(), expected)
 
 
-@pytest.mark.parametrize(
-    "ones, bits, chunk, total",
-    [
-        # 11 rounds to 12 (even), then 24, 36 -> 32, 44 -> 48 (even)
-        (44, 2, 11, 48.0),
-        # 21 rounds to 20 (even), then 40, 60, 80, 100 -> 96 (even), 116 -> 112 (even)
-        (126, 3, 21, 112.0),
-    ],
-)
-def test_a_chunk_shorter_than_a_block_is_rounded_before_it_joins(ones, bits, chunk, total):
-    """By hand, in a layer of fidelity "blocked"."""
-    arithmetic = Arithmetic(forward=Accumulator(bits=bits, chunk=chunk))
-    layer = NarrowLinear(torch.nn.Linear(ones, 1, bias=False), arithmetic)
+def test_a_chunk_shorter_than_a_block_is_rounded_before_it_joins():
+    """126 ones in a layer: 21 rounds to 20 (even), then 40, 60, 80, 100 -> 96 (even), 116 -> 112
+    (even)."""
+    arithmetic = Arithmetic(forward=Accumulator(bits=3, chunk=21))
+    layer = NarrowLinear(torch.nn.Linear(126, 1, bias=False), arithmetic)
     with torch.no_grad():
         layer.weight.fill_(1.0)
-    assert layer(torch.ones(1, ones)).item() == total
+    assert layer(torch.ones(1, 126)).item() == 112
 
 
 @pytest.mark.parametrize(
