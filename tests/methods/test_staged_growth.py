@@ -28,7 +28,8 @@ from tests.methods.grown import (
     state_of,
     tokens_of,
 )
-from tests.tiny import LLAMA_SHAPE, config_of
+from tests.resume_law import run
+from tests.tiny import LLAMA_SHAPE, config_of, fresh, tiny_recipe
 
 LLAMA = config_of(n_head=4, n_kv_head=2, seq_len=24, norm_eps=1e-3, **LLAMA_SHAPE)
 SHAPES = {
@@ -50,6 +51,12 @@ def by_shape_and(*operators: str) -> pytest.MarkDecorator:
             if not operator.startswith(refused[config.norm]):
                 pairs.append(pytest.param(config, operator, id=f"{name}-{operator}"))
     return pytest.mark.parametrize("config, operator", pairs)
+
+
+def staged(operator: str, first: str) -> str:
+    switch = '{ rule = "steps", value = 3 }'
+    stage = f"{{ model = {{ {first} }}, switch = {switch} }}"
+    return f'stages=[{stage}, {{ operators = ["{operator}"] }}]'
 
 
 def grown_by(model: GPT, operators: list[str], section: StagedGrowth) -> GPT:
@@ -193,6 +200,31 @@ def test_moments_of_inserted_and_copied_layers(mode, moments, starts_at_zero):
         assert torch.equal(new[key][f"h.1.{part}"], factor * old[key][f"h.0.{part}"])
 
 
+# --- training on ---
+
+
+def trained_on(first: str, operator: str, **section: str) -> GPT:
+    """The model after 3 small steps and 17 grown ones."""
+    settings = [f"staged_growth.{key}={value}" for key, value in section.items()]
+    state = fresh(recipe := tiny_recipe("train.tokens=2560", staged(operator, first), *settings))
+    run(state, recipe)
+    return state.model
+
+
+@pytest.mark.parametrize("symmetry, parts", [("none", False), ("offdiag", True)])
+def test_copies_part_ways_only_if_something_makes_them_differ(symmetry, parts):
+    wide = trained_on("n_head = 1, n_embd = 8", "width", symmetry=symmetry)
+    first, second = wide.h[0].attn.c_proj.bias.detach().chunk(2)
+    difference = float((first - second).norm() / first.norm())
+    assert difference > 1e-2 if parts else difference < 1e-6
+
+
+@pytest.mark.parametrize("moments, dead", [("paper", True), ("ema", False)])
+def test_identity_units_stay_dead_with_zero_moments_only(moments, dead):
+    deep = trained_on("n_layer = 1", "depth", depth="identity", moments=moments)
+    assert (not deep.h[1].mlp.c_fc.weight[16:].any()) == dead
+
+
 # --- values and rules ---
 
 
@@ -220,12 +252,6 @@ def test_warm_restart_is_the_released_schedules():
 def test_slope_is_the_exponent_of_a_power_law_at_any_spacing():
     x = [1.0, 2.0, 7.0, 7.5, 30.0, 31.0]
     assert log_log_slope(x, [3 * v**-0.0575 for v in x]) == pytest.approx(-0.0575, abs=1e-12)
-
-
-def staged(operator: str, first: str) -> str:
-    switch = '{ rule = "steps", value = 2 }'
-    stage = f"{{ model = {{ {first} }}, switch = {switch} }}"
-    return f'stages=[{stage}, {{ operators = ["{operator}"] }}]'
 
 
 @pytest.mark.parametrize(
