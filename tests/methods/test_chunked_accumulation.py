@@ -26,7 +26,6 @@ def test_inner_layers_leave_the_first_and_the_last_block_alone():
     "settings, words",
     [
         ("forward = {bits = 24}", ["bits", "at most 23"]),
-        ("grad_weight = {chunk = -1}", ["chunk", "at least 0"]),
         ("forward = {fast_accumulation = true}", ["fast_accumulation", "hardware"]),
         (
             'fidelity = "hardware", operands = "fp8_e4m3", forward = {bits = 9}',

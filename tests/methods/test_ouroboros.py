@@ -174,32 +174,17 @@ def test_the_split_evens_out_flops_with_the_head():
 
 
 @pytest.mark.parametrize(
-    "overrides, words",
+    "section, words",
     [
-        (["ouroboros.modules=7"], ["must be at most model.n_layer + 2 = 6"]),
-        (["ouroboros={modules = 3, split = [1, 1, 1]}"], ["model.n_layer = 4 blocks, not 3"]),
-        (["ouroboros={modules = 3, split = [2, 2]}"], ["names 2 modules, and modules = 3"]),
-        (
-            ["ouroboros={modules = 3, split = [2, 0, 2]}"],
-            ["only the first and the last module"],
-        ),
-        (
-            [
-                "ouroboros.modules=3",
-                "simigrad={target = 0.5, min_batch_size = 8, max_batch_size = 32}",
-                "progressive_layer_drop={theta = 0.5, steps = 10}",
-                "stages=[{model = {n_layer = 2}, switch = {rule = 'steps', value = 3}},"
-                " {operators = ['depth']}]",
-            ],
-            ["simigrad", "progressive_layer_drop", "have the shape of the smaller model"],
-        ),
+        ("modules = 7", r"must be at most model\.n_layer \+ 2 = 6"),
+        ("modules = 3, split = [1, 1, 1]", "n_layer = 4 blocks, not 3"),
+        ("modules = 3, split = [2, 2]", "names 2 modules, and modules = 3"),
+        ("modules = 3, split = [2, 0, 2]", "only the first and the last module"),
     ],
 )
-def test_what_cannot_work_is_refused_with_a_reason(overrides, words):
-    with pytest.raises(RecipeError) as error:
-        load_recipe("small", overrides)
-    for word in words:
-        assert word in str(error.value)
+def test_what_cannot_work_is_refused_with_a_reason(section, words):
+    with pytest.raises(RecipeError, match=words):
+        load_recipe("small", [f"ouroboros={{{section}}}"])
 
 
 @pytest.mark.parametrize(

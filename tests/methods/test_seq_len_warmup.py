@@ -100,6 +100,19 @@ def recipe_of(warmup: SeqLenWarmup, full: int, batch_size: int, budget: int) -> 
     )
 
 
+RATES = {
+    1: 2.0e-7,
+    1500: 3.0e-4,
+    3000: 6.0e-4,
+    10000: 5.980637e-4,
+    37500: 3.554895e-4,
+    58000: 1.062021e-5,
+    58769: 1e-5,
+}
+"""Learning rate of the first of the authors' runs by step: it warms up by steps and decays by
+tokens."""
+
+
 # The final steps of the authors' published checkpoints.
 @pytest.mark.parametrize(
     "start, steps, full, batch_size, budget, last, tokens",
@@ -125,9 +138,12 @@ def recipe_of(warmup: SeqLenWarmup, full: int, batch_size: int, budget: int) -> 
 def test_final_steps_of_the_authors_runs(start, steps, full, batch_size, budget, last, tokens):
     warmup = SeqLenWarmup(start=start, steps=steps)
     found = {}
+    rates = {}
     for plan, progress in plan_run(recipe_of(warmup, full, batch_size, budget)):
         if plan.step in tokens:
             found[plan.step] = progress.tokens
+        if plan.step in RATES:
+            rates[plan.step] = plan.lr
     assert plan.step == last
     assert progress.tokens >= budget > progress.tokens - batch_size * full
     assert progress.tokens + progress.tokens_discarded == last * batch_size * full
@@ -135,21 +151,7 @@ def test_final_steps_of_the_authors_runs(start, steps, full, batch_size, budget,
         decimals = len(billions.partition(".")[2])
         assert round(found[step] / 1e9, decimals) == float(billions)
         assert warmup.tokens_through(step, full, batch_size) == found[step]
-
-
-def test_the_learning_rate_warms_up_by_steps_and_decays_by_tokens():
-    expected = {
-        1: 2.0e-7,
-        1500: 3.0e-4,
-        3000: 6.0e-4,
-        10000: 5.980637e-4,
-        37500: 3.554895e-4,
-        58000: 1.062021e-5,
-        58769: 1e-5,
-    }
-    recipe = recipe_of(SeqLenWarmup(start=64, steps=45000), 1024, 4096, BUDGET)
-    found = {plan.step: plan.lr for plan, _ in plan_run(recipe) if plan.step in expected}
-    assert found == pytest.approx(expected, rel=2e-7)
+    assert last != 58_769 or rates == pytest.approx(RATES, rel=2e-7)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,6 @@ def test_the_learning_rate_warms_up_by_steps_and_decays_by_tokens():
     [
         ({}, "steps is missing"),
         ({"pacing": "discrete", "lengths": (8, 16)}, "until 0 ends"),
-        ({"pacing": "discrete", "lengths": (8, 16), "until": (5,), "steps": 9}, "no effect"),
         (
             {"pacing": "discrete", "lengths": (8, 16, 32), "until": (5, 5)},
             "rise from phase to phase",
