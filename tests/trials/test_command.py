@@ -17,7 +17,7 @@ from tests.conftest import cli
 from tests.launch import processes_in, start_efftrain, wait_until
 
 PROGRAM = """\
-import os, random, sys
+import os, sys
 seed, arm = int(sys.argv[1]), sys.argv[2]
 assert os.environ["SEED"] == str(seed)
 with open("calls.txt", "a") as file:
@@ -27,7 +27,7 @@ if os.path.exists("crash") and seed == 101:
     sys.exit(9)
 if arm == "dead":
     sys.exit(3)
-noise = random.Random(seed).gauss(0, 0.1) + random.Random(arm + str(seed)).gauss(0, 0.002)
+noise = seed * 7 % 5 / 20 + seed * len(arm) % 7 / 1000
 for step in range(1, 8):
     print(f"step {step} val_loss: {4 - 0.1 * step + noise - 0.1 * (arm == 'better')}")
 """
@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-COMMAND = f"{sys.executable} program.py {{seed}} {{arm}}"
+COMMAND = f"{sys.executable} -IS program.py {{seed}} {{arm}}"
 
 
 def words(*more, command=COMMAND):
@@ -67,8 +67,9 @@ def test_the_last_match_is_the_final_loss_and_steps_make_a_curve():
 
 
 def test_a_race_of_commands_and_the_same_command_again(folder):
+    """The noise adds 5 - 1, 4 - 5 and 3 - 2 thousandths to the lead of 0.1."""
     first = race("base", "better")
-    assert first.stdout.startswith("better is better than base in final loss: -0.1")
+    assert first.stdout.startswith("better is better than base in final loss: -0.09867 [")
     assert "p = " in first.stdout and "stopped early" in first.stdout
     calls = (folder / "calls.txt").read_text().split()
     assert calls == ["base100", "better100", "base101", "better101", "base102", "better102"]
@@ -111,7 +112,7 @@ def test_a_killed_race_ends_its_command(folder):
 def test_larger_may_be_better(folder):
     """The race's file says so: as a study of its own it comes to the same."""
     found = race("better", "base", "--maximize")
-    assert found.stdout.startswith("base is better than better in final score: +0.1")
+    assert found.stdout.startswith("base is better than better in final score: +0.09867 [")
     (written,) = (folder / "runs").glob("race-better-*/study.toml")
     study = read_study(written).study
     assert study.maximize and "maximize" in written.read_text()
@@ -158,7 +159,7 @@ def test_a_race_waits_for_another_of_its_command(folder):
     (path,) = (folder / "runs").glob("race-commands-*/lock")
     with path.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        threading.Timer(0.5, lambda: fcntl.flock(lock, fcntl.LOCK_UN)).start()
+        threading.Timer(0.2, lambda: fcntl.flock(lock, fcntl.LOCK_UN)).start()
         start = time.monotonic()
         race("base", "other", "--pairs", "2")
-        assert time.monotonic() - start >= 0.5
+        assert time.monotonic() - start >= 0.2

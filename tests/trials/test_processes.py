@@ -70,6 +70,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield Place(folder)
 
 
+def test_forks_of_a_killed_server_save(place):
+    """The next process gets a new server, which the tests below use."""
+    child = place.start("orphan", LONG)
+    place.process("orphan")
+    place.server.process.kill()
+    assert child.wait() == -signal.SIGKILL
+    assert "stopped by SIGTERM" in place.log("orphan").read_text() and place.weights("orphan")
+    assert place.start("after", line="--plan").wait() == 0
+    assert place.server.process.poll() is None
+
+
 def test_a_fork_equals_a_new_process_to_the_bit(place):
     """Rows, weights and origin, with two threads where the server has one; the variables are those
     that were read at import."""
@@ -120,33 +131,23 @@ def test_loggers_of_a_fork_end_with_it(place):
     assert Path(children).read_text().split() == []
 
 
-def test_forks_of_a_killed_server_save(place):
-    server = ForkServer(place.folder / "killed-server.log")
-    child = place.start("orphan", LONG, launch=server.launch)
-    place.process("orphan")
-    server.process.kill()
-    assert child.wait() == -signal.SIGKILL
-    assert "stopped by SIGTERM" in place.log("orphan").read_text() and place.weights("orphan")
-    assert place.start("after", launch=server.launch).wait() == 0
-    assert server.process.poll() is None, "a new server"
-
-
-@pytest.mark.parametrize("launch", ["launch_cold", "ForkServer(Path('server.log')).launch"])
-def test_a_killed_parent_leaves_no_process(tmp_path, launch):
-    """F78: whatever it started saves and ends."""
-    write_recipes(tmp_path)
-    words = ["pretrain", "plain.toml", "--name", "r", *sets(LONG)]
-    parent = f"""
+PARENT = """
 import os, signal
 from pathlib import Path
-from efftrain_cli.trials.processes import ForkServer, launch_cold
-child = {launch}({words}, {{}}, Path("log"))
+from efftrain_cli.trials.processes import launch_cold
+child = launch_cold(WORDS, {}, Path("log"))
 rows = Path("runs/r/metrics.jsonl")
 while not (rows.exists() and rows.read_text()):
     assert child.poll() is None, Path("log").read_text()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    python(parent, cwd=tmp_path, code=-signal.SIGKILL)
+
+
+def test_a_killed_parent_leaves_no_process(tmp_path):
+    """F78: a new interpreter that it started saves and ends."""
+    write_recipes(tmp_path)
+    words = ["pretrain", "plain.toml", "--name", "r", *sets(LONG)]
+    python(PARENT.replace("WORDS", repr(words)), cwd=tmp_path, code=-signal.SIGKILL)
     wait_until(lambda: not processes_in(tmp_path), timeout=60)
     assert "stopped by SIGTERM" in (tmp_path / "log").read_text()
 
@@ -166,18 +167,25 @@ threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 """
 
 
-def test_a_sweep_imports_torch_once(folder):
-    (folder / "hook").mkdir()
-    (folder / "hook" / "sitecustomize.py").write_text(HOOK)
+def test_a_sweep_imports_torch_once_and_killed_leaves_no_process(tmp_path):
+    """F78: its two runs are saved."""
+    write_recipes(tmp_path)
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)
     process = start_efftrain(
-        folder,
+        tmp_path,
         *typed("sweep plain.toml warm.toml --seeds 0 --jobs 2 --device cpu"),
-        PYTHONPATH=f"{REPOSITORY}:{folder / 'hook'}",
-        IMPORTS=str(folder / "imports"),
+        *sets(LONG),
+        PYTHONPATH=f"{REPOSITORY}:{tmp_path / 'hook'}",
+        IMPORTS=str(tmp_path / "imports"),
     )
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0 and "in final loss" in out, err
-    assert len((folder / "imports").read_text().split()) == 1
+    runs = [tmp_path / "runs" / f"{arm}-tokens1000000-seed0" for arm in ("plain", "warm")]
+    rows = [run / "metrics.jsonl" for run in runs]
+    wait_until(lambda: all(path.exists() and path.read_text() for path in rows), process)
+    process.kill()
+    wait_until(lambda: not processes_in(tmp_path), timeout=60)
+    assert len((tmp_path / "imports").read_text().split()) == 1
+    assert all(list((run / "checkpoints").iterdir()) for run in runs)
 
 
 def test_what_cannot_be_forked_is_started_anew(place):
@@ -187,7 +195,7 @@ def test_what_cannot_be_forked_is_started_anew(place):
     (hook / "sitecustomize.py").write_text(THREAD)
     log = place.folder / "threads.log"
     launch = ForkServer(log).launch
-    child = place.start("anew", launch=launch, PYTHONPATH=f"{REPOSITORY}:{hook}")
+    child = place.start("anew", launch=launch, line="--plan", PYTHONPATH=f"{REPOSITORY}:{hook}")
     assert child.wait() == 0, place.log("anew").read_text()
     assert "not safe to fork: 2 threads" in log.read_text()
     large = {f"LARGE{number}": "x" * 100_000 for number in range(3)}
