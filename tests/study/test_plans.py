@@ -60,12 +60,6 @@ def test_mistakes_of_a_file(folder, old, new, rule):
         read_study(study(folder, STUDY.replace(old, new)))
 
 
-def test_several_mistakes_are_one_message(folder):
-    text = STUDY.replace('baseline = "a"', 'baseline = "x"').replace("[3, 5]", "[5, 3]")
-    with pytest.raises(RecipeError, match="2 mistakes"):
-        read_study(study(folder, text))
-
-
 def test_what_a_plan_could_see_is_a_power_of_80_percent(folder):
     """One look at n pairs at 5 %: 1.68 sd of five pairs, 3.26 of three (noncentral t)."""
     one_look = STUDY.replace("looks = [3, 5]\n", "")

@@ -118,7 +118,6 @@ class Pretrain:
         self.codes = dict(codes or {})
         self.polls = polls
         self.calls: list[str] = []
-        self.environments: list[Mapping[str, str]] = []
         self.children: dict[str, Stub] = {}
         self.under_way = 0
         self.most = 0
@@ -128,7 +127,6 @@ class Pretrain:
         resumed = "--resume" in arguments
         name = arguments[list(arguments).index("--resume" if resumed else "--name") + 1]
         self.calls.append(("resume " if resumed else "") + name)
-        self.environments.append(environment)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("first line\nthe last words\n")
         self.under_way += 1

@@ -1,4 +1,4 @@
-"""Studies and sweeps of real runs, killed at random instants: the same command continues."""
+"""Studies, sweeps and races of real runs, killed at random instants: the same command continues."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from tests.trials.stubs import STUDY
 COMMANDS = {
     "sweep": "sweep plain.toml warm.toml --seeds 0..1 --jobs 2 --device cpu",
     "study": "study small.toml --device cpu",
+    "race": "race plain.toml warm.toml --pairs 2,3 --device cpu",
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_killed_at_random_continues(folder, command):
+def test_a_command_killed_at_random_continues(folder, command, efftrain):
     """F78: no run is begun twice, and each comes to its end."""
     (folder / "small.toml").write_text(STUDY)
     words = typed(COMMANDS[command])
@@ -44,6 +45,26 @@ def test_a_command_killed_at_random_continues(folder, command):
     for path in (folder / "runs").glob("*-seed*"):
         events = [event["event"] for event in read_run(path).events]
         assert events.count("start") == 1 and events[-1] == "end"
+    if command == "race":
+        race_again(folder, efftrain)
+
+
+def race_again(folder, efftrain):
+    """Runs of a race keep their last weights alone; a second race trains the baseline no more, and
+    is removed without it."""
+    runs = folder / "runs"
+    weights = sorted(path.parents[2].name for path in runs.rglob("model.safetensors"))
+    assert len({*weights}) == len(weights) and not list(runs.rglob("optimizer.safetensors"))
+    assert "no damage" in efftrain("runs verify", weights[0]).stdout
+    (folder / "other.toml").write_text('base = "warm.toml"\n[optim]\nlr = 2e-3\n')
+    second = efftrain("race plain.toml other.toml --pairs 2 --device cpu", timeout=500)
+    assert "as race 2 against plain" in second.stdout or "not judged" in second.stdout
+    assert "of an earlier race are used" in second.stdout
+    (race,) = (path.parent.name for path in runs.glob("race-plain-other-*/plan.json"))
+    assert len(list(runs.glob("race-other-*-seed*"))) == 2
+    efftrain("runs rm", race, "--yes")
+    assert not list(runs.glob("race-other-*")) and not (runs / race).exists()
+    assert sorted(path.name for path in runs.glob("race-*-seed*")) == weights
 
 
 @pytest.mark.slow

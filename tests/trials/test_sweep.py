@@ -49,6 +49,9 @@ def test_several_values_end_with_a_table_of_them(folder):
     assert high[:2] == ["0.002", "failed"] and high[2].endswith("*!")
     assert "note: warm: best at the edge of its grid; add optim.lr=0.004" in lines
     assert "note: warm: the best of 2 settings by these seeds: looks too good" in lines
+    alone = ["sweep", "warm.toml", *WORDS[3:], "--set", "optim.lr=1e-3,2e-3"]
+    judged = cli(*alone, "--baseline", "warm-lr1e-3*").stdout
+    assert "warm-lr2e-3 is better than warm-lr1e-3 in final loss" in judged
 
 
 def test_several_budgets_end_with_the_ladder(folder):
@@ -76,18 +79,6 @@ def test_one_recipe_at_one_setting_is_a_line_a_run(folder):
         write_trial(trial)
     lines = cli("sweep", "plain.toml", "--seeds", "0..1").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["run", "plain-seed0", "plain-seed1"]
-
-
-def test_rates_of_one_recipe_are_a_table(folder):
-    for trial in grid(["warm.toml"], (0, 1), {"optim.lr": ["1e-3", "2e-3"]}):
-        write_trial(trial)
-    words = ["sweep", "warm.toml", "--seeds", "0..1", "--set", "optim.lr=1e-3,2e-3"]
-    head, low, high, note, edge = cli(*words).stdout.strip().splitlines()
-    assert head.split() == ["optim.lr", "warm"] and low.split()[0] == "0.001"
-    assert high.endswith("*!") and note.startswith("nats/token, mean of 2 seeds; *: best")
-    assert edge.endswith("add optim.lr=0.004")
-    judged = cli(*words, "--baseline", "warm-lr1e-3*").stdout
-    assert "is better than warm-lr1e-3 in final loss" in judged
 
 
 def test_two_at_once_on_one_folder(folder):
