@@ -3,7 +3,6 @@ tokenizers."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,8 @@ from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Data
 from tests.data.conftest import LINES, write_texts
-from tests.fake_runs import write_jsonl
 
 pytestmark = pytest.mark.usefixtures("cache")
-
-
-# --- the Hub, faked -------------------------------------------------------------------------------
 
 
 class FakeHub:
@@ -127,59 +122,38 @@ def texts_of(source: Source) -> list[str]:
     return ["".join(document.pieces()) for document in documents]
 
 
-@pytest.fixture
-def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Hub does not answer, and its libraries' caches are empty folders."""
+def test_a_cached_dataset_is_read_without_network(tmp_path, monkeypatch):
+    """First what `datasets` has prepared, of which it gives the newest copy and no revision; then
+    what `hf download` has fetched, three rows laid out as it does."""
     import datasets
     from huggingface_hub import constants
 
     monkeypatch.setattr(hub, "hub_unreachable", lambda: "no network in this test")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-
-
-def write_prepared_copy(tmp_path: Path) -> None:
-    """Write ten rows of owner/name into `datasets`' cache, laid out as it lays one out."""
-    import datasets
-
-    write_jsonl(tmp_path / "made.jsonl", [{"text": f"row {i}"} for i in range(10)])
-    builder = datasets.load_dataset_builder(
-        "json", data_files=str(tmp_path / "made.jsonl"), cache_dir=str(tmp_path / "made")
-    )
-    builder.download_and_prepare()
-    (folder,) = (path.parent for path in (tmp_path / "made").rglob("dataset_info.json"))
-    target = tmp_path / "datasets" / "owner___name" / "default" / "0.0.0" / "abc"
-    target.parent.mkdir(parents=True)
-    folder.rename(target)
-    for arrow in target.glob("json-*.arrow"):
-        arrow.rename(target / arrow.name.replace("json-", "name-"))
-    info = json.loads((target / "dataset_info.json").read_text())
-    (target / "dataset_info.json").write_text(json.dumps({**info, "dataset_name": "name"}))
-
-
-def write_downloaded_copy(tmp_path: Path, revision: str) -> None:
-    """Write three rows into the Hub's cache, as `hf download --revision` lays them out."""
-    folder = tmp_path / "hub" / "datasets--owner--name"
-    commit = "c" * 40
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / revision).write_text(commit)
-    (folder / "snapshots" / commit).mkdir(parents=True)
-    rows = [{"text": f"downloaded {i}"} for i in range(3)]
-    write_jsonl(folder / "snapshots" / commit / "train.jsonl", rows)
-
-
-@pytest.mark.usefixtures("no_network")
-def test_a_cached_dataset_is_read_without_network(tmp_path):
-    """Another revision is never read: `datasets` gives the copy that it prepared last."""
     source = Source("owner/name", "hub", False)
     with pytest.raises(DataError, match=r"no network in this test.*caches have no copy\n  connect"):
         texts_of(source)
-    write_downloaded_copy(tmp_path, "main")
-    assert texts_of(source) == [f"downloaded {i}" for i in range(3)]
-    write_prepared_copy(tmp_path)
-    assert texts_of(source) == [f"row {i}" for i in range(10)]
+
+    folder = tmp_path / "hub" / "datasets--owner--name"
+    snapshot = folder / "snapshots" / ("c" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(snapshot.name)
+    write_texts(snapshot / "train.jsonl", ["one", "two", "three"])
+    assert texts_of(source) == ["one", "two", "three"]
     with pytest.raises(DataError, match="caches have no copy of revision 'v2'"):
         texts_of(source._replace(revision="v2"))
+
+    load = datasets.load_dataset
+    prepared = datasets.DatasetDict(train=datasets.Dataset.from_list([{"text": "prepared"}]))
+    monkeypatch.setattr(
+        datasets,
+        "load_dataset",
+        lambda *words, **options: load(*words, **options) if options else prepared,
+    )
+    assert texts_of(source) == ["prepared"]
+    assert texts_of(source._replace(revision="main")) == ["one", "two", "three"]
 
 
 def test_any_tokenizer_of_the_hub_by_name(tmp_path, monkeypatch):
