@@ -73,10 +73,14 @@ class Tokenizer:
             return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
         encode = partial(self.fast.encode_to_numpy, disallowed_special=())
         threads = usable_cores()
+
+        def encode_share(first: int) -> list[np.ndarray]:
+            return [encode(text) for text in texts[first::threads]]
+
         ids: list[Any] = [None] * len(texts)
         with ThreadPoolExecutor(threads) as pool:
-            shares = [texts[first::threads] for first in range(threads)]
-            for first, share in enumerate(pool.map(lambda share: [*map(encode, share)], shares)):
+            shares = pool.map(encode_share, range(threads))
+            for first, share in enumerate(shares):
                 ids[first::threads] = share
         return ids
 
@@ -136,8 +140,11 @@ class Tokenizer:
         targets = windows[:, 1:]
         decoder = json.loads(self.backend.to_str())["decoder"] or {}
         if decoder.get("type") != "ByteLevel":
-            texts = [self.decode(row[row != self.eot_id].tolist()) for row in targets]
-            return len("".join(texts).encode()) / targets.size
+            size = 0
+            for row in targets:
+                text = self.decode(row[row != self.eot_id].tolist())
+                size += len(text.encode())
+            return size / targets.size
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for token, id in self.backend.get_vocab(with_added_tokens=False).items():
             lengths[id] = len(token)  # each character stands for one byte
@@ -176,9 +183,15 @@ def cut_pieces(texts: Iterator[str], least: int = _PIECE) -> Iterator[str]:
 
 def bytes_by_character() -> dict[str, int]:
     """Map each character of a byte-level vocabulary to its byte (GPT-2, bytes_to_unicode)."""
-    hidden = [*range(ord("!")), *range(127, ord("¡")), 173]
-    characters = {chr(byte): byte for byte in range(256) if byte not in hidden}
-    return characters | {chr(256 + number): byte for number, byte in enumerate(hidden)}
+    characters = {}
+    hidden = 0
+    for byte in range(256):
+        if byte in range(33, 127) or (byte > 160 and byte != 173):
+            characters[chr(byte)] = byte
+        else:
+            characters[chr(256 + hidden)] = byte
+            hidden += 1
+    return characters
 
 
 def bpe_size(spec: str) -> int:
@@ -317,8 +330,8 @@ def _finish(backend: tokenizers.Tokenizer, spec: str) -> Tokenizer:
 
 def _without_defaults(part: dict[str, Any]) -> dict[str, Any]:
     """Return a part of tokenizer.json without keys that decide no id and differ between files."""
-    return {
-        name: value
-        for name, value in part.items()
-        if name != "trim_offsets" and value not in (None, "", False)
-    }
+    kept = {}
+    for name, value in part.items():
+        if name != "trim_offsets" and value not in (None, "", False):
+            kept[name] = value
+    return kept

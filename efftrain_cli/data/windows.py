@@ -72,17 +72,16 @@ class Windows:
     def per_epoch(self) -> int:
         """Windows in an epoch; of a mix, those until the first of its sources has been read
         once."""
-        for part, windows in zip(self._parts, self._windows, strict=True):
+        whole = []
+        for part, windows, share in zip(self._parts, self._windows, self._shares, strict=True):
             if windows < 1:
                 raise DataError(
                     f"{part.name} has {part.tokens:,} tokens, too few for windows"
                     f" of {self.seq_len:,} tokens (at least {2 * self.seq_len:,} are needed)\n"
                     "  give more text or a smaller model.seq_len"
                 )
-        return min(
-            windows * _MIX // share
-            for windows, share in zip(self._windows, self._shares, strict=True)
-        )
+            whole.append(windows * _MIX // share)
+        return min(whole)
 
     def epochs(self, windows: int) -> float:
         """Return the epochs that a run of this many windows (`Progress.windows` at its end) makes
@@ -93,10 +92,10 @@ class Windows:
         """Return the epochs of each source of a mix, by its name; {} if there is one text."""
         if len(self._parts) == 1:
             return {}
-        return {
-            part.name: windows * share / _MIX / own
-            for part, share, own in zip(self._parts, self._shares, self._windows, strict=True)
-        }
+        epochs = {}
+        for part, share, own in zip(self._parts, self._shares, self._windows, strict=True):
+            epochs[part.name] = windows * share / _MIX / own
+        return epochs
 
     def check_budget(self, windows: int, data: Data) -> float:
         """Return `epochs(windows)`, if the recipe allows that many.
@@ -126,12 +125,13 @@ class Windows:
         last = first + max(count, 1) - 1
         blocks = range(first // _BLOCK, last // _BLOCK + 1)
         begin = first - blocks[0] * _BLOCK
-        places = np.concatenate([self._cached_block(block) for block in blocks])
+        places = np.concatenate([*map(self._cached_block, blocks)])
         return places[begin : begin + count]
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return windows at stream positions start .. start+count-1, int64 (count, seq_len + 1)."""
-        return self.shards.read(self.starts(start, count), self.seq_len + 1)
+        starts = self.starts(start, count)
+        return self.shards.read(starts, self.seq_len + 1)
 
     def batch(
         self,
@@ -161,7 +161,8 @@ class Windows:
         begin = plan.first_sequence(plan.accumulation_steps * rank // world_size)
         end = plan.first_sequence(plan.accumulation_steps * (rank + 1) // world_size)
         first = begin // each
-        starts = self.starts(plan.window_start + first, -(-end // each) - first)
+        after = -(-end // each)
+        starts = self.starts(plan.window_start + first, after - first)
         windows, inside = np.divmod(np.arange(begin, end), each)
         ids = self.shards.read(starts[windows - first] + inside * length, length + 1)
         # Copied by numpy: torch would wake its threads for it, which costs more than the copy.
@@ -181,7 +182,8 @@ class Windows:
         """
         import torch
 
-        return torch.from_numpy(self.shards.read(self.validation_starts(count), self.seq_len + 1))
+        starts = self.validation_starts(count)
+        return torch.from_numpy(self.shards.read(starts, self.seq_len + 1))
 
     def validation_starts(self, count: int) -> list[int]:
         """Return where the windows of `validation` begin; fails as it does."""
@@ -205,9 +207,8 @@ class Windows:
         """Return the starts of at most `count` windows over so many tokens, without overlap."""
         count = min(count, (tokens - 1) // self.seq_len)
         room = tokens - 1 - self.seq_len
-        if count <= 1:
-            return [0] * max(count, 0)
-        return [i * room // (count - 1) for i in range(count)]
+        gaps = max(count - 1, 1)
+        return [number * room // gaps for number in range(count)]
 
     def _block(self, number: int) -> np.ndarray:
         first = number * _BLOCK
@@ -276,9 +277,9 @@ def _pattern(shares: list[int]) -> tuple[np.ndarray, np.ndarray]:
     The j-th of a source's n windows stands near (j + 1/2) / n of the way, so that every beginning
     of the stream holds each source by its share to within a window or two.
     """
-    keys = np.concatenate([(np.arange(share) + 0.5) / share for share in shares])
     owners = np.repeat(np.arange(len(shares)), shares)
-    numbers = np.concatenate([np.arange(share) for share in shares])
+    numbers = np.concatenate([*map(np.arange, shares)])
+    keys = (numbers + 0.5) / np.array(shares)[owners]
     order = np.argsort(keys, kind="stable")
     return owners[order], numbers[order]
 
@@ -320,7 +321,8 @@ def _feistel(
     left = x >> other
     right = x & ((one << other) - one)
     for k in key:
-        left, right = right, left ^ (_mix(right + k) & ((one << width) - one))
+        mask = (one << width) - one
+        left, right = right, left ^ (_mix(right + k) & mask)
         width, other = other, width
     return (left << other) | right
 
@@ -335,11 +337,12 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 def _key(name: str) -> np.ndarray:
     """Return the round keys and, last, the number of the epoch's shift: uint64 (_ROUNDS + 1,)."""
-    digests = [
-        hashlib.sha256(f"windows {name} {i}".encode()).digest()
-        for i in range(-(-(_ROUNDS + 1) // 4))
-    ]
-    return np.frombuffer(b"".join(digests), dtype="<u8")[: _ROUNDS + 1]
+    content = b""
+    number = 0
+    while len(content) < 8 * (_ROUNDS + 1):
+        content += hashlib.sha256(f"windows {name} {number}".encode()).digest()
+        number += 1
+    return np.frombuffer(content, dtype="<u8")[: _ROUNDS + 1]
 
 
 def frequency_loss(
@@ -357,9 +360,9 @@ def frequency_loss(
     """
     places = 64
     length = min(train.tokens, COUNTED // places)
-    starts = np.linspace(0, train.tokens - length, places).astype(int)
-    ids = train.read(starts, length)
+    starts = np.linspace(0, train.tokens - length, places)
+    ids = train.read(starts.astype(int), length)
     counts = 1 + np.bincount(ids.ravel(), minlength=vocab_size)
     log_shares = np.log(counts / counts.sum())
     targets = windows[:, 1:].numpy()
-    return float(-log_shares[targets].mean())
+    return -float(log_shares[targets].mean())

@@ -74,17 +74,21 @@ Row = tuple[str, ...]
 def table_lines(header: Row, rows: Sequence[Row], spare: Row = ()) -> list[str]:
     """Format a plain table: columns two spaces apart, numbers to the right. A terminal that is too
     narrow gets it without columns of `spare`, the first ones first."""
-    columns = list(zip(header, *rows, strict=True))
+    columns = {column[0]: _padded(column) for column in zip(header, *rows, strict=True)}
     for name in spare:
-        needed = sum(max(map(len, column)) + 2 for column in columns) - 2
+        needed = sum(len(column[0]) + 2 for column in columns.values()) - 2
         if sys.stdout.isatty() and needed > shutil.get_terminal_size().columns:
-            columns = [column for column in columns if column[0] != name]
-    padded = []
-    for column in columns:
-        width = max(map(len, column))
-        is_number = all(not cell or cell[0] in "0123456789+-." for cell in column[1:])
-        padded.append([f"{cell:{'>' if is_number else '<'}{width}}" for cell in column])
-    return ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
+            del columns[name]
+    lines = map("  ".join, zip(*columns.values(), strict=True))
+    return [line.rstrip() for line in lines]
+
+
+def _padded(column: Row) -> list[str]:
+    """Return the cells of a column at one width, numbers to the right."""
+    width = max(map(len, column))
+    if all(re.match(r"[-+.\d]|$", cell) for cell in column[1:]):
+        return [cell.rjust(width) for cell in column]
+    return [cell.ljust(width) for cell in column]
 
 
 def print_labelled(console: Console, lines: Iterable[str], indent: int) -> None:
@@ -116,8 +120,9 @@ def folded(line: str, indent: int = 0, stream: IO[str] | None = None) -> str:
 
 def print_folded(text: str, indent: int = 2, stream: TextIO | None = None) -> None:
     """Print text, each line folded if `stream`, standard output by default, is a terminal."""
-    lines = [folded(line, indent, stream) for line in text.split("\n")]
-    print("\n".join(lines), file=stream, flush=True)
+    for line in text.split("\n"):
+        print(folded(line, indent, stream), file=stream)
+    (stream or sys.stdout).flush()
 
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")

@@ -27,7 +27,12 @@ def utc_now() -> str:
 class Part(BaseModel):
     """Fields inside a small file. Fields that this version does not know are kept."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="allow",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+    )
 
 
 class Record(Part):
@@ -42,7 +47,8 @@ class Record(Part):
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that were given, as JSON values."""
-        return {"schema_version": self.schema_version, **self.model_dump(exclude_unset=True)}
+        given = self.model_dump(exclude_unset=True)
+        return {"schema_version": self.schema_version, **given}
 
 
 R = TypeVar("R", bound=Record)
@@ -56,7 +62,8 @@ def read_record(path: Path, kind: type[R]) -> R:
         NewerFormatError: a newer efftrain wrote it.
         DamagedError: a field has a wrong type; the message names file and field.
     """
-    return check_record(path, read_json(path, kind.restore), kind)
+    values = read_json(path, kind.restore)
+    return check_record(path, values, kind)
 
 
 def check_record(path: Path, values: Any, kind: type[R]) -> R:
@@ -79,14 +86,17 @@ def check_record(path: Path, values: Any, kind: type[R]) -> R:
 
 def write_record(path: Path, record: Record) -> None:
     """Write a file of one record, as `write_whole`."""
-    write_whole(path, json.dumps(record.to_json(), indent=1, allow_nan=False))
+    text = json.dumps(record.to_json(), indent=1, allow_nan=False)
+    write_whole(path, text)
 
 
 def first_fault(error: ValidationError) -> str:
     """Return "field: fault" of the first mistake, or the fault alone."""
     entry = error.errors(include_url=False)[0]
     field = ".".join(map(str, entry["loc"]))
-    return f"{field}: {entry['msg']}" if field else entry["msg"]
+    if not field:
+        return entry["msg"]
+    return f"{field}: {entry['msg']}"
 
 
 def read_json(path: Path, restore: str = "") -> Any:
@@ -133,5 +143,7 @@ def damaged(path: Path, fault: str, restore: str) -> DamagedError:
         fault: what is wrong with it.
         restore: what the user can do; "" if nothing is known.
     """
-    named = f"{printable(path)} is damaged: {printable(fault)}"
-    return DamagedError(f"{named}\n  {restore}" if restore else named)
+    message = f"{printable(path)} is damaged: {printable(fault)}"
+    if restore:
+        message += f"\n  {restore}"
+    return DamagedError(message)

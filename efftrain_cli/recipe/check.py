@@ -42,8 +42,10 @@ class Key(NamedTuple):
     def description(self) -> str:
         """The field's docstring, or else the first paragraph of its section's."""
         own = field_docstrings(self.owner).get(self.name)
-        paragraph = (self.section.__doc__ or "").partition("\n\n")[0] if self.section else ""
-        return own or " ".join(paragraph.split())
+        if own or self.section is None:
+            return own or ""
+        paragraph, _, _ = self.section.__doc__.partition("\n\n")
+        return " ".join(paragraph.split())
 
 
 @cache
@@ -99,11 +101,13 @@ def validated(draft: Draft, cls: type[T], kind: str = "recipe") -> T:
             table.pop(name, None)
         items = value if isinstance(value, list) else [value]
         for rule in filter(None, map(_unwritable, items)):
-            raise recipe_error(draft.name, [_problem(draft, key, rule)], kind)
+            problem = _problem(draft, key, rule)
+            raise recipe_error(draft.name, [problem], kind)
     problems = list(draft.problems)
     try:
         # As JSON: there, strict types take a list for a tuple and a table for a section.
-        result = TypeAdapter(cls).validate_json(json.dumps(values, default=str))
+        text = json.dumps(values, default=str)
+        result = TypeAdapter(cls).validate_json(text)
     except ValidationError as error:
         rules = _explained(_rules_of(error, known), cls)
         for key, rule in rules.items():
@@ -146,15 +150,17 @@ REQUIRED = "is required"
 
 def _rules_of(error: ValidationError, known: Mapping[str, Key]) -> dict[str, str]:
     """Map the keys that pydantic refuses to the rules that they break."""
-    rules: dict[str, dict[str, None]] = {}
+    rules: dict[str, str] = {}
     for breach in error.errors(include_url=False):
         broken = [_rule_of(breach, known)]
         cause = breach.get("ctx", {}).get("error")
         if isinstance(cause, Breaches):
             broken = list(cause.breaches)
         for key, rule in broken:
-            rules.setdefault(key, {})[rule] = None
-    return {key: " or ".join(alternatives) for key, alternatives in rules.items()}
+            before = rules.setdefault(key, rule)
+            if rule not in before:  # an alternative of a type
+                rules[key] = f"{before} or {rule}"
+    return rules
 
 
 def _explained(rules: Mapping[str, str], cls: Any) -> dict[str, str]:
@@ -181,7 +187,8 @@ def _explained(rules: Mapping[str, str], cls: Any) -> dict[str, str]:
 
 def read_aliases(table: str) -> dict[str, Any]:
     """Return what other programs and papers call ours: "keys" or "options" of aliases.toml."""
-    return tomllib.loads(Path(__file__).with_name("aliases.toml").read_text("utf-8"))[table]
+    path = Path(__file__).with_name("aliases.toml")
+    return tomllib.loads(path.read_text("utf-8"))[table]
 
 
 @cache
@@ -204,16 +211,19 @@ def _section_of(key: str) -> str:
 
 def _nearest_key(key: str, cls: Any) -> str | None:
     """Return the valid key that is most like an unknown one, of its section if possible."""
-    section, _, name = unnumbered(key).lower().replace("-", "_").rpartition(".")
+    typed = unnumbered(key).lower().replace("-", "_")
+    section, _, name = typed.rpartition(".")
     matcher = SequenceMatcher(b=name)
     nearest = None
     highest = 0.85
     for other, known in _names(cls):
         matcher.set_seq1(other)
         bonus = 0.25 if _section_of(known) == section else 0.0
-        # The quick ratio is an upper bound.
-        if matcher.quick_ratio() + bonus > highest and matcher.ratio() + bonus > highest:
-            highest = matcher.ratio() + bonus
+        likeness = bonus + matcher.quick_ratio()  # an upper bound
+        if likeness > highest:
+            likeness = bonus + matcher.ratio()
+        if likeness > highest:
+            highest = likeness
             nearest = known
     return nearest
 

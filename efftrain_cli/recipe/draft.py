@@ -57,8 +57,7 @@ class Draft:
         """
         _merge(self.values, values)
         for key in flatten(values):
-            table = _enclosing(key, places)
-            self.places[key] = places[table]
+            self.places[key] = places[_enclosing(key, places)]
         self.places |= places
 
 
@@ -75,11 +74,12 @@ def recipe_error(name: str, problems: Sequence[Problem], kind: str = "recipe") -
     """Return the error that lists every problem of a recipe or study."""
     lines = [f"{kind} {name!r} has {counted(len(problems), 'mistake')}; nothing was run"]
     for problem in problems[:MISTAKES]:
-        what = " = ".join(filter(None, (problem.key, problem.value)))
+        parts = filter(None, (problem.key, problem.value))
         rule = problem.rule.replace("\n", "\n    ")
-        lines += [f"  {what}   ({problem.source})", f"    {rule}"]
+        lines.append(f"  {' = '.join(parts)}   ({problem.source})")
+        lines.append(f"    {rule}")
     if len(problems) > MISTAKES:
-        lines += [f"  and {len(problems) - MISTAKES:,} more"]
+        lines.append(f"  and {len(problems) - MISTAKES:,} more")
     return RecipeError("\n".join(lines), problems)
 
 
@@ -110,7 +110,7 @@ def recipe_names() -> list[str]:
 
 def is_path(name_or_path: str) -> bool:
     """Return whether --recipe's value is a path, not a name: it has a folder or ends in .toml."""
-    return any(c in name_or_path for c in "/\\") or name_or_path.endswith(".toml")
+    return "/" in name_or_path or "\\" in name_or_path or name_or_path.endswith(".toml")
 
 
 def recipe_name(name_or_path: str) -> str:
@@ -143,9 +143,10 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         path = expanded(name_or_path, "write the path without ~")
         candidates = [path if beside is None else beside.parent / path]
     files = [path for path in candidates if path.is_file()]
-    others = [path for path in files if beside is None or not path.samefile(beside)]
-    for path in (*others, *files):
-        return path
+    if beside is not None:
+        files.sort(key=beside.samefile)
+    if files:
+        return files[0]
     hint = nearest(name_or_path, recipe_names(), most=1) or "`efftrain recipes list` shows all"
     inside = Path(name_or_path) / "recipe.toml"
     if inside.is_file():
@@ -341,7 +342,8 @@ def apply_override(draft: Draft, override: str) -> None:
         draft.problems.append(Problem(key, str(error), source=source))
         return
     _merge(table, {name: value})
-    draft.places |= dict.fromkeys([key, *flatten({key: value})], source)
+    keys = flatten({key: value})
+    draft.places |= dict.fromkeys([key, *keys], source)
 
 
 def table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
