@@ -37,7 +37,6 @@ from efftrain_cli.training.device import compute_dtype, wait_for
 from efftrain_cli.training.loop import train
 from efftrain_cli.training.memory import building_errors, peak_resident_bytes
 from efftrain_cli.training.record import read_records
-from efftrain_cli.training.state import TrainState
 
 PHASES = ("data", "forward", "backward", "optimizer", "measures")
 MARKS = ("data", "forward", "gradient", "optimizer", "measures")
@@ -82,13 +81,6 @@ class BenchResult:
     all-reduce of flags); of shards, whose traffic is part of the passes: work and traffic, wait."""
 
 
-def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> TrainState:
-    """Build a state that counts as after step 1: no evaluation of step 0 precedes timed steps."""
-    state = build_state(recipe, vocab_size, device)
-    state.progress = Progress(step=1, schedule_step=1)
-    return state
-
-
 def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
     """Write random tokens to a shard; return windows over them.
 
@@ -130,7 +122,9 @@ def bench(
     with tempfile.TemporaryDirectory() as folder:
         windows = random_windows(recipe, vocab_size, Path(folder))
         with building_errors(recipe, vocab_size, device):
-            state = started_state(recipe, vocab_size, device)
+            state = build_state(recipe, vocab_size, device)
+        # As after step 1: no evaluation of step 0 precedes the timed steps.
+        state.progress = Progress(step=1, schedule_step=1)
         stepping = train(state, recipe, windows, windows.validation(1))
         rows = (read_records(state, recipe, [record])[0] for record in stepping)
         timed = [_time_step(rows, device) for _ in range(WARMUP + steps)][WARMUP:]

@@ -60,6 +60,7 @@ def bench(
         print_folded,
         print_json,
     )
+    from efftrain_cli.plan.describe import LABEL
     from efftrain_cli.plan.preview import summarize_plan
     from efftrain_cli.plan.rates import Rate, remember_rate
     from efftrain_cli.training import dist
@@ -104,26 +105,26 @@ def bench(
     milliseconds = [1000 * seconds for seconds in sorted(result.step_seconds)]
     lines = [
         (
-            f"recipe     {recipe}: {human(result.parameters)} parameters, vocabulary"
+            f"recipe  {recipe}: {human(result.parameters)} parameters, vocabulary"
             f" {result.vocab_size:,}, {result.batch_size} x {result.seq_len} tokens in"
             f" {result.accumulation_steps} micro-batch{'es' * (result.accumulation_steps > 1)}"
         ),
         (
-            f"device     {f'{devices} x ' if devices > 1 else ''}{result.device},"
+            f"device  {f'{devices} x ' if devices > 1 else ''}{result.device},"
             f" {result.dtype}, {'compiled' if result.compiled else 'eager'}, torch {result.torch},"
             f" {counted(result.threads, 'thread')}"
         ),
         (
-            f"speed      {human(result.tokens_per_second)} tokens/s,"
+            f"speed   {human(result.tokens_per_second)} tokens/s,"
             f" {median(milliseconds):.1f} ms a step (median of {len(milliseconds)};"
             f" {milliseconds[0]:.1f} to {milliseconds[-1]:.1f})"
         ),
-        f"FLOPs      {human(result.flops_per_token, 'FLOP')}s per token by 6 N + 12 L d T,"
+        f"FLOPs   {human(result.flops_per_token, 'FLOP')}s per token by 6 N + 12 L d T,"
         f" logits included: {human(result.flops_per_second, 'FLOP')}/s, MFU {mfu}",
-        f"memory     {', '.join(peaks)} at the peak",
-        f"compile    {result.compile_seconds:.1f} s, {counted(result.compiled_graphs, 'graph')}",
+        f"memory  {', '.join(peaks)} at the peak",
+        f"compile {result.compile_seconds:.1f} s, {counted(result.compiled_graphs, 'graph')}",
     ]
-    print_folded("\n".join(lines), indent=11)
+    print_folded("\n".join(lines), LABEL)
     print()
     total = sum(result.phases.values())
     width = max(10, *map(len, result.phases))

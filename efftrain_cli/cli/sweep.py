@@ -77,11 +77,11 @@ def sweep(
 
     settings = parse_settings(set_ or [])
     trials = grid(recipes, parse_seeds(seeds), settings, name)
+    check_trials(trials)  # a mistake leaves no folder of the sweep
     comparison = None
     if plan:
         if format_ not in ("table", "json"):
             raise UsageError(f"--format {format_} does not apply to a plan\n  give table or json")
-        check_trials(trials)
         rows = command.planned_rows(trials)
         costs = costs_of(trials)
         lines = [*command.row_lines(rows), str(costs), *disk_lines(costs)]

@@ -119,6 +119,12 @@ def shown(setting: Setting) -> str:
     return " ".join(text.rpartition(".")[2] for text in setting)
 
 
+def listed(settings: Sequence[Setting]) -> str:
+    """Write settings of one key, named once: "start=8, 16, 32"."""
+    first, *others = settings
+    return ", ".join([shown(first), *(text.partition("=")[2] for (text,) in others)])
+
+
 def describe(verdict: Verdict) -> str:
     """Describe what the seeds of a setting have shown, with the mean of their last losses."""
     loss = f"loss {verdict.loss:.2f}"
@@ -166,10 +172,9 @@ def plan_lines(config: TuneConfig, candidates: Candidates, recipe: Recipe) -> It
     """Describe the search before it begins, with the cost of its first verdicts."""
     first = candidates.durations[candidates.first]
     horizon = candidates.horizons[candidates.first]
-    starts = ", ".join(map(shown, candidates.starts))
-    if starts:
-        yield f"starts  {starts}: {candidates.climb:,} steps each"
-    durations = ", ".join(map(shown, candidates.durations))
+    if len(candidates.starts) > 1:
+        yield f"starts  {listed(candidates.starts)}: {candidates.climb:,} steps each"
+    durations = listed(candidates.durations)
     yield f"lengths {durations}: {horizon:,} steps for the first, {shown(first)}"
     yield f"seeds   {', '.join(map(str, candidates.seeds))}: stable on all of them"
     control = Probe(candidates.control, 0, candidates.horizons[0])

@@ -144,6 +144,7 @@ def test_wrong_names_and_values_answer_without_pytorch(root):
     answers = json.loads(python(ANSWERS, json.dumps([*WRONG]), cwd=root).stdout)
     for line, (code, said) in answers.items():
         assert code == 2 and WRONG[line] in said, f"{line}: {said}"
+    assert len(list((root / "runs").iterdir())) == 4, "a mistake leaves no folder"
 
 
 @pytest.mark.parametrize("value", ["-1", "1e-30", "nan", "inf"])

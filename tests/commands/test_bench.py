@@ -138,15 +138,15 @@ def test_the_table_of_a_bench(monkeypatch, tmp_path):
     monkeypatch.setattr("efftrain_cli.bench.bench", lambda *words, **options: result)
     shown = cli("bench --recipe small --device cpu").stdout
     assert shown.splitlines() == [
-        "recipe     small: 123K parameters, vocabulary 512, 8 x 64 tokens in 2 micro-batches",
-        "device     cpu, fp32, eager, torch 2.13.0, 2 threads",
-        "speed      5,120 tokens/s, 100.0 ms a step (median of 4; 90.0 to 120.0)",
+        "recipe  small: 123K parameters, vocabulary 512, 8 x 64 tokens in 2 micro-batches",
+        "device  cpu, fp32, eager, torch 2.13.0, 2 threads",
+        "speed   5,120 tokens/s, 100.0 ms a step (median of 4; 90.0 to 120.0)",
         (
-            "FLOPs      1 MFLOPs per token by 6 N + 12 L d T, logits included: 5.12 GFLOP/s, "
+            "FLOPs   1 MFLOPs per token by 6 N + 12 L d T, logits included: 5.12 GFLOP/s, "
             "MFU N/A (peak of this device is not known)"
         ),
-        "memory     1 GB at the peak",
-        "compile    0.0 s, 0 graphs",
+        "memory  1 GB at the peak",
+        "compile 0.0 s, 0 graphs",
         "",
         "forward        25.00 ms   25.0%",
         "backward       50.00 ms   50.0%",

@@ -205,6 +205,7 @@ def test_the_plan_is_printed_and_nothing_trained(tmp_path):
     shown = cli("tune-warmup --recipe unstable-slw --plan").output
     # 45 steps of 64 x 64 tokens, three seeds
     assert "control 553K tokens (92.2 % of a run) for seq_len_warmup=false, at most" in shown
+    assert "starts  start=16, 32: 15 steps each\nlengths steps=170, 120, 85, 60," in shown
     assert "seeds   1234, 1235, 1236: stable on all of them" in shown
     assert not (tmp_path / "runs").exists()
 
