@@ -39,26 +39,18 @@ MOMENT = (
 )
 
 
-@pytest.mark.parametrize(
-    "broken, step, word",
-    [
-        (WEIGHT.replace("VALUE", "-inf"), 9, "h.1.mlp.c_fc.weight"),
-        (MOMENT.replace("VALUE", "nan"), 10, "exp_avg_sq.h.0.attn.c_proj.weight"),
-    ],
-    ids=["weight", "moment"],
-)
-def test_a_state_that_is_not_finite_is_never_saved(lab, broken, step, word):
+def test_a_state_that_is_not_finite_is_never_saved(lab):
     """Exit 4 names the tensor and the last valid checkpoint, which is still there; the command
     gets past."""
     recipe = lab.recipe(keep="1")
-    process = lab.train(recipe=recipe, inject=BREAK.replace("BROKEN", broken), code=4)
-    errors = process.errors
-    assert word in errors
+    inject = BREAK.replace("BROKEN", WEIGHT.replace("VALUE", "-inf"))
+    errors = lab.train(recipe=recipe, inject=inject, code=4).errors
+    assert "h.1.mlp.c_fc.weight" in errors
     assert "the last valid checkpoint is step-00000005" in errors
     assert lab.checkpoints("r") == ["step-00000005"]
     cli("runs verify r")
     assert nonfinite_tensors(lab.tensors("r", 5)) == []
-    assert lab.events("r", "diverged")[-1]["step"] <= step
+    assert lab.events("r", "diverged")[-1]["step"] <= 9
     assert lab.events("r", "end")[-1]["status"] == "diverged"
 
     fix = errors.splitlines()[-1]

@@ -6,7 +6,6 @@ import math
 import os
 from itertools import islice
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,9 +18,10 @@ from efftrain_cli.training.gradient import Gradient
 from efftrain_cli.training.loop import train
 from efftrain_cli.training.record import read_records
 from efftrain_cli.training.state import TrainState
-from tests.tiny import METHODS, changed, fresh, tensors_of, tiny_recipe, windows_of
+from tests.recorded.bits import VOCAB_SIZE as VOCAB
+from tests.recorded.bits import MadeTokens
+from tests.tiny import METHODS, changed, fresh, tensors_of, tiny_recipe
 
-VOCAB = 60
 RECIPE = tiny_recipe(
     "model.n_embd=32",
     "model.seq_len=32",
@@ -33,16 +33,9 @@ RECIPE = tiny_recipe(
 
 
 @pytest.fixture(scope="module")
-def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
-    """40,000 tokens in which each token mostly says the next one, so that a loss can fall."""
-    folder = tmp_path_factory.mktemp("shards")
-    generator = np.random.Generator(np.random.Philox(7))
-    noise = generator.integers(0, VOCAB - 1, 40_000)
-    follow = generator.random(40_000) < 0.8
-    ids = np.zeros(40_000, dtype=np.uint32)
-    for i in range(1, len(ids)):
-        ids[i] = (ids[i - 1] * 7 + 3) % (VOCAB - 1) if follow[i] else noise[i]
-    return windows_of(folder, ids, RECIPE.model.seq_len, RECIPE.seed, VOCAB)
+def windows() -> Windows:
+    """Tokens in which each mostly says the next one, so that a loss can fall."""
+    return Windows(MadeTokens(), RECIPE.model.seq_len, RECIPE.seed)  # type: ignore[arg-type]
 
 
 def run(

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,20 +34,8 @@ TIMED = {"seconds", "tokens_per_second", "mfu", "segment"}
 """Columns that two runs of one tree may differ in, with those that end in "_seconds"."""
 
 
-class Trained(NamedTuple):
-    """What a run came to."""
-
-    rows: list[dict[str, Any]]
-    """Rows of metrics.jsonl, a step each."""
-    weights: Mapping[str, Tensor]
-    moments: Mapping[str, Tensor]
-    """The optimizer's tensors."""
-    in_flight: Mapping[str, Tensor]
-    """Tensors that a method carries from step to step."""
-
-
-def train(recipe: Recipe, windows: Windows) -> Trained:
-    """Train a recipe to its end on the CPU.
+def train(recipe: Recipe, windows: Windows) -> dict[str, Any]:
+    """Train a recipe to its end on the CPU; return the rows and digests of the tensors.
 
     The only function here that knows where the package keeps its training: a commit that moves that
     moves this.
@@ -60,8 +48,13 @@ def train(recipe: Recipe, windows: Windows) -> Trained:
     rows = []
     for record in train_stages(state, recipe, windows, windows.validation(recipe.eval.windows)):
         if isinstance(record, StepRecord):
-            rows += read_records(state, recipe, [record])
-    return Trained(rows, state.weights(), state.optimizer.tensors(), state.in_flight)
+            rows += map(untimed, read_records(state, recipe, [record]))
+    return {
+        "weights": digest(state.weights()),
+        "moments": digest(state.optimizer.tensors()),
+        "in_flight": digest(state.in_flight),
+        "rows": rows,
+    }
 
 
 class MadeTokens:
@@ -106,14 +99,8 @@ def write_bits(out: Path, names: Sequence[str]) -> None:
     for name in names or CASES:
         base, *overrides = CASES[name]
         recipe = load_recipe(base, [*SIZE, *overrides])
-        run = train(recipe, Windows(MadeTokens(), recipe.model.seq_len, recipe.seed))
-        trained[name] = {
-            "weights": digest(run.weights),
-            "moments": digest(run.moments),
-            "in_flight": digest(run.in_flight),
-            "rows": [untimed(row) for row in run.rows],
-        }
-        print(f"{name:20} {run.rows[-1]['step']:4} steps", flush=True)
+        trained[name] = train(recipe, Windows(MadeTokens(), recipe.model.seq_len, recipe.seed))
+        print(f"{name:20} {trained[name]['rows'][-1]['step']:4} steps", flush=True)
     package = str(Path(efftrain_cli.__file__).parent)
     out.write_text(json.dumps({"package": package, "cases": trained}))
 
@@ -159,10 +146,6 @@ def case_faults(before: Mapping[str, Any], now: Mapping[str, Any], gone: set[str
     return faults
 
 
-def columns_of(run: Mapping[str, Any]) -> set[str]:
-    return {key for row in run["rows"] for key in row}
-
-
 def compare_trees(before: Mapping[str, Any], now: Mapping[str, Any], gone: set[str]) -> bool:
     """Print a row for each case of the older tree; return whether all are equal or named as
     gone."""
@@ -174,16 +157,9 @@ def compare_trees(before: Mapping[str, Any], now: Mapping[str, Any], gone: set[s
             alike &= named
             continue
         faults = case_faults(run, now[name], gone)
-        steps = run["rows"][-1]["step"]
-        columns = columns_of(run)
-        missing = columns - columns_of(now[name])
-        verdict = "equal"
-        if missing:
-            verdict = f"equal but for {len(missing)} gone"
-        if faults:
-            alike = False
-            verdict = f"{len(faults)} differ: {'; '.join(faults[:3])}"
-        print(f"{name:20} {steps:4} steps {len(columns):4} columns  {verdict}")
+        alike &= not faults
+        verdict = f"{len(faults)} differ: {'; '.join(faults[:3])}" if faults else "equal"
+        print(f"{name:20} {run['rows'][-1]['step']:4} steps  {verdict}")
     for name in now.keys() - before.keys():
         print(f"{name:20} new")
     return alike

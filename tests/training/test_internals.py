@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.plan import plan_step
-from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.training.gradient import Gradient
 from efftrain_cli.training.loop import train
 from efftrain_cli.training.record import read_records
@@ -22,39 +27,26 @@ def weights_of(state: TrainState) -> Arrays:
     return {name: p.detach().double().numpy() for name, p in state.model.named_parameters()}
 
 
-def activations(
-    recipe: Recipe, weights: Arrays, ids: np.ndarray
-) -> tuple[list[float], list[float]]:
-    """Compute GPT-2 in fp64; return the RMS of each block's output and its largest attention
-    logit."""
-    heads = recipe.model.n_head
-    size = recipe.model.n_embd // heads
-
-    def linear(x: np.ndarray, name: str) -> np.ndarray:
-        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-
-    def normed(x: np.ndarray, name: str) -> np.ndarray:
-        x = x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + recipe.model.norm_eps)
-        return x * weights[f"{name}.weight"] + weights[f"{name}.bias"]
-
-    x = weights["wte.weight"][ids] + weights["wpe.weight"][: len(ids)]
+def activations(model: GPT, tokens: Tensor) -> tuple[list[float], list[float]]:
+    """Return the RMS of each block's output and its largest attention logit, of tokens (1, T), by
+    what the layers put out."""
     sizes = []
     largest = []
-    for block in ("h.0", "h.1"):
-        rows = linear(normed(x, f"{block}.ln_1"), f"{block}.attn.c_attn")
-        q, k, v = rows.reshape(len(ids), 3, heads, size).transpose(1, 2, 0, 3)
-        logits = q @ k.swapaxes(1, 2) / np.sqrt(size)
-        logits[:, ~np.tri(len(ids), dtype=bool)] = -np.inf
-        largest.append(logits.max())
-        shares = np.exp(logits - logits.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-        mixed = (shares @ v).swapaxes(0, 1).reshape(len(ids), -1)
-        x = x + linear(mixed, f"{block}.attn.c_proj")
-        u = linear(normed(x, f"{block}.ln_2"), f"{block}.mlp.c_fc")
-        gelu = 0.5 * u * (1 + np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u**3)))
-        x = x + linear(gelu, f"{block}.mlp.c_proj")
-        sizes.append(np.sqrt((x * x).mean()))
+
+    def see_block(_: object, __: object, x: Tensor) -> None:
+        sizes.append(float(x.double().square().mean().sqrt()))
+
+    def see_rows(_: object, __: object, rows: Tensor) -> None:
+        heads = model.config.n_head
+        q, k, _ = rows.double().view(tokens.shape[1], 3, heads, -1).permute(1, 2, 0, 3)
+        logits = q @ k.mT / math.sqrt(q.shape[-1])
+        largest.append(float(logits[:, torch.ones(logits.shape[1:]).tril() > 0].max()))
+
+    for block in model.h:
+        block.register_forward_hook(see_block)
+        block.attn.c_attn.register_forward_hook(see_rows)
+    with torch.no_grad():
+        model.hidden(tokens)
     return sizes, largest
 
 
@@ -79,7 +71,7 @@ def test_columns_are_those_of_independent_arithmetic():
     after = weights_of(state)
 
     changes = {name: after[name] - before[name] for name in before}
-    sizes, largest = activations(recipe, after, val[0, :-1].numpy())
+    sizes, largest = activations(state.model, val[:1, :-1])
     assert row["grad_norm"] > 0.1, "clipping counts"
     for number in range(2):
         block = f"h.{number}"
