@@ -50,11 +50,10 @@ def broken_backward(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Ca
     )
 
 
-@pytest.mark.parametrize("by_blocks", [False, True], ids=["whole", "by blocks"])
-def test_a_compiler_that_fails_is_named_with_a_fix(by_blocks, compiles_by):
+def test_a_compiler_that_fails_is_named_with_a_fix(compiles_by):
     recipe = changed(RECIPE, "train.compile=on")
     with pytest.raises(UsageError) as caught:
-        gradient_by(*compiles_by(broken_backend, recipe, by_blocks))
+        gradient_by(*compiles_by(broken_backend, recipe))
     fault, *fix = str(caught.value).split("\n")
     assert (
         fault == "torch.compile failed: RuntimeError: Failed to find C compiler. "
