@@ -14,6 +14,7 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_path, new_run, run_path
+from efftrain_cli.training import dist
 from efftrain_cli.training.checkpoint import write
 from efftrain_cli.training.loading import read_progress
 from efftrain_cli.training.state import TrainState
@@ -81,11 +82,12 @@ def make_run(
 
 
 def write_checkpoint(path: Path, state: TrainState, recipe_toml: str) -> None:
-    """Write a state as a checkpoint."""
+    """Write a state as a checkpoint, on rank 0; all ranks call it."""
     names = ("model.safetensors", "optimizer.safetensors", "method.safetensors")
     files = zip(names, state.whole(), strict=True)
     present = {name: tensors for name, tensors in files if tensors}
-    write(path, state.progress, recipe_toml, present)
+    if dist.is_main():
+        write(path, state.progress, recipe_toml, present)
 
 
 def read_checkpoint(

@@ -149,8 +149,12 @@ def test_ten_kills_of_random_ranks(lab):
     lab.assert_equal_runs("r", "whole", 200)
 
 
-OTHER_SOURCE = "import efftrain_cli.training.session as s\ns.source_hash = lambda: 'another'"
-OTHER_VERSION = "import efftrain_cli\nefftrain_cli.__version__ = '0.0.0'"
+OTHER_CODE = """
+import efftrain_cli
+efftrain_cli.__version__ = '0.0.0'
+import efftrain_cli.training.session as session
+session.source_hash = lambda: 'another'
+"""
 
 
 @pytest.mark.parametrize(
@@ -158,8 +162,7 @@ OTHER_VERSION = "import efftrain_cli\nefftrain_cli.__version__ = '0.0.0'"
     [
         (("--device", "cuda:0"), "", "give one of the two"),
         (("--set", "train.batch_size=1"), "", "cannot be shared by 2 devices"),
-        ((), OTHER_SOURCE, "source: another on rank 1"),
-        ((), OTHER_VERSION, "efftrain: 0.0.0 on rank 1"),
+        ((), OTHER_CODE, "differ: efftrain: 0.0.0 on rank 1, 0.1.0 on rank 0; source: another on"),
     ],
 )
 def test_what_ranks_do_not_share_is_refused_once(lab, args, inject, message):

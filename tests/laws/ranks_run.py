@@ -11,7 +11,6 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -70,12 +69,9 @@ def came_to(state: TrainState, rows: list[dict[str, Any]]) -> Found:
 
 
 def save(state: TrainState, recipe: Recipe, path: Path) -> None:
-    """Write a checkpoint of whole tensors on rank 0; all ranks call it."""
+    """Write a checkpoint that every rank may read then."""
     state.settle()
-    whole = state.whole()
-    if dist.is_main():
-        with mock.patch.object(TrainState, "whole", lambda _: whole):
-            write_checkpoint(path, state, dump_recipe(recipe))
+    write_checkpoint(path, state, dump_recipe(recipe))
     dist.barrier()
 
 
