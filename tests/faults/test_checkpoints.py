@@ -274,10 +274,8 @@ def test_a_sweep_refuses_a_text_that_has_changed(lab):
     assert not lab.run("a-seed2").exists()
 
 
-def test_commands_on_checkpoints_name_a_damaged_one(tmp_path):
+def test_runs_verify_names_a_damaged_checkpoint(tmp_path):
     path = make_run(tmp_path, "r", steps=(5, 10))
-    lines = call("runs", "checkpoints", "r")[1].splitlines()
-    assert [line.split()[0] for line in lines] == ["step-00000005", "step-00000010"]
     assert call("runs", "verify", "r")[1].endswith(", 2 checkpoints: no damage\n")
     truncate(path / "checkpoints" / "step-00000010" / "model.safetensors")
     code, said = call("runs", "verify", "r")

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from efftrain_cli.grow.grow import grow_run
 from efftrain_cli.run.directory import RunDirectory, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run_list import read_runs
-from tests.faults.conftest import DIED, call, deaths, die_at, save_step
+from tests.faults.conftest import call, deaths, die_at, save_step
 from tests.trained_run import make_run
 
 
@@ -76,26 +75,6 @@ def test_a_killed_import_leaves_no_run_without_its_checkpoint(home):
                 pass
             shutil.rmtree(made)
     assert appeared > 1
-
-
-@pytest.mark.slow
-def test_a_killed_growth_leaves_no_run_without_its_checkpoint(lab):
-    """F86: before every third operation on the disk, import's test having all; the source is
-    untouched. In processes that were forked before they computed: threads do not survive a fork."""
-    lab.train("r", "--steps", "2")
-    source = lab.checkpoints("r")
-    words = "grow r --operator depth --name made --device cpu"
-    for number in count(1, 3):
-        inject = f"from tests.faults.conftest import die_at; die_at({number})"
-        process = lab.call(words, inject=inject, code=None)
-        assert process.code in (0, DIED), process.errors
-        if lab.run("made").exists():
-            verify_checkpoint(checkpoints_of(lab.run("made"))[-1])
-            shutil.rmtree(lab.run("made"))
-        assert lab.checkpoints("r") == source
-        if process.code == 0:
-            break
-    assert number > 10
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -13,11 +13,8 @@ from tests.recipe.conftest import STAGED, TINY, problems, write
 
 def test_a_recipe_is_found_by_name_by_path_and_among_the_shipped(folder):
     by_name = load_recipe("tiny")
-    assert (
-        by_name
-        == load_recipe("recipes/tiny.toml")
-        == load_recipe(str(folder / "recipes" / "tiny.toml"))
-    )
+    for path in ("recipes/tiny.toml", str(folder / "recipes" / "tiny.toml")):
+        assert load_recipe(path) == by_name
     assert load_recipe("gpt2-117m").model.n_embd == 768
     assert {"tiny", "gpt2-117m", "quickstart"} <= set(recipe_names())
 
@@ -40,12 +37,8 @@ def test_bases_chain_and_the_nearest_wins(folder):
     write(folder, "a", 'base = "tiny"\n[model]\nn_layer = 5\nn_embd = 32\n')
     write(folder, "b", 'base = "a"\nseed = 7\n[model]\nn_layer = 6\n')
     recipe = load_recipe("b")
-    assert (recipe.model.n_layer, recipe.model.n_embd, recipe.model.seq_len, recipe.seed) == (
-        6,
-        32,
-        64,
-        7,
-    )
+    model = recipe.model
+    assert (model.n_layer, model.n_embd, model.seq_len, recipe.seed) == (6, 32, 64, 7)
 
 
 def test_a_missing_base_is_the_one_mistake(folder):
@@ -84,23 +77,15 @@ def test_a_run_folder_points_to_its_recipe(folder):
 
 
 def test_false_takes_an_inherited_section_or_key_away(folder):
-    write(
-        folder,
-        "slw",
-        'base = "tiny"\n[seq_len_warmup]\nsteps = 50\n[optim]\ndecay_tokens = "50K"\n',
-    )
+    warmup = "[seq_len_warmup]\nsteps = 50\n"
+    write(folder, "slw", f'base = "tiny"\n{warmup}[optim]\ndecay_tokens = "50K"\n')
     write(folder, "plain", 'base = "slw"\nseq_len_warmup = false\noptim.decay_tokens = false\n')
-    assert load_recipe("slw").seq_len_warmup is not None
-    assert load_recipe("plain") == load_recipe("tiny")
-    assert load_recipe("slw", ["seq_len_warmup=false", "optim.decay_tokens=false"]) == load_recipe(
-        "tiny"
-    )
-    # and what was taken away can be given anew
+    tiny = load_recipe("tiny")
+    assert load_recipe("plain") == tiny
+    assert load_recipe("slw", ["seq_len_warmup=false", "optim.decay_tokens=false"]) == tiny
+    # What was taken away can be given anew.
     write(folder, "again", 'base = "plain"\n[seq_len_warmup]\nsteps = 30\n')
-    assert (
-        load_recipe("again").seq_len_warmup
-        == load_recipe("plain", ["seq_len_warmup.steps=30"]).seq_len_warmup
-    )
+    assert load_recipe("again") == load_recipe("tiny", ["seq_len_warmup.steps=30"])
     assert "must be a number" in problems("tiny", "optim.lr=false")["optim.lr"].rule
 
 
@@ -270,13 +255,6 @@ def test_a_recipe_written_and_read_is_equal(folder):
     )
     (folder / "copy.toml").write_text(dump_recipe(recipe), encoding="utf-8")
     assert load_recipe("copy.toml") == recipe
-
-
-def test_every_shipped_recipe_survives_being_written(folder):
-    for name in recipe_names():
-        recipe = load_recipe(name)
-        (folder / "copy.toml").write_text(dump_recipe(recipe), encoding="utf-8")
-        assert load_recipe("copy.toml") == recipe, name
 
 
 def test_differences_are_exactly_the_keys_that_differ(folder):
