@@ -11,14 +11,13 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import read_record
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.metrics import last_row
-from efftrain_cli.run.reading import Run
 from efftrain_cli.run.status import ENDED
 from efftrain_cli.study.plans import UNEQUAL, Plan
 from efftrain_cli.study.registration import Registration, changed_keys
 from efftrain_cli.study.sizes import ladder_lines
 from efftrain_cli.study.tuning import Tuned, tune, tuning_trials
 from efftrain_cli.trials.costs import costs_of, disk_lines
-from efftrain_cli.trials.runner import read_trial
+from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import Trial, state_of
 
 SIZES = (0.8, 1.2, 2.0)
@@ -119,7 +118,8 @@ def status_lines(plan: Plan) -> list[str]:
     lines = [f"{plan.name}  registered {registration.registered}, {state}"]
     tuning = list(tuning_trials(plan))
     is_tuned = all(state_of(trial) in ENDED for trial in tuning)
-    tuned = tune(plan, Reader()) if is_tuned else Tuned()
+    # Nothing is left to train.
+    tuned = tune(plan, TrialRunner(plan.folder)) if is_tuned else Tuned()
     if tuning:
         chosen = []
         for arm, point in tuned.points.items():
@@ -136,18 +136,6 @@ def status_lines(plan: Plan) -> list[str]:
             what = f"{row['arm']} {verdict} in {row['title']}"
             lines.append(f"look    {plan.looks[number]} pairs: {what}")
     return lines
-
-
-class Reader:
-    """Reads runs that have ended, and trains none."""
-
-    def train(
-        self,
-        trials: Sequence[Trial],
-        title: str = "",
-    ) -> list[Run]:
-        """Return the run of each trial."""
-        return list(map(read_trial, trials))
 
 
 def progress_text(trials: Sequence[Trial]) -> str:

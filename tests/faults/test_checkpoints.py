@@ -262,8 +262,9 @@ def test_a_run_goes_on_without_its_text(lab, tmp_path_factory):
 
 def test_a_sweep_refuses_a_text_that_has_changed(lab):
     """F10: its later runs would train on other tokens than its earlier ones."""
-    sweep = ("sweep", lab.recipe("a"), "--device", "cpu", "--seeds")
-    lab.call(*sweep, "1")
+    recipe = lab.recipe("a")
+    sweep = ("sweep", recipe, "--device", "cpu", "--seeds")
+    lab.train("a-seed1", "--seed 1", recipe=recipe)
     text = lab.folder / "text.txt"
     first = text.read_text()
     text.write_text(first)  # the same text, at another time

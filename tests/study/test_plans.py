@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.run.lock import take_lock
 from efftrain_cli.study.plans import read_study
+from efftrain_cli.study.registration import register
 from efftrain_cli.study.text import pairs_needed, plan_lines, status_lines, visible
+from efftrain_cli.study.tuning import tuning_trials
 from tests.conftest import cli
 from tests.study.fake import recipes
 from tests.study.test_race import STUDY
+from tests.trials.stubs import STUDY as WARM
+from tests.trials.stubs import write_recipes, write_trial
 
 
 @pytest.fixture
@@ -80,6 +85,24 @@ def test_the_plan_and_the_status_print_what_is_needed(folder):
     assert "runs    4 to tune" in cli("study", "s.toml", "--plan").stdout
     with pytest.raises(UsageError, match="exclude each other"):
         cli("study", "s.toml", "--plan", "--status")
+
+
+def test_the_status_of_a_tuned_study(folder):
+    """Of equal settings the first is chosen; one of the judged runs is under way."""
+    write_recipes(folder)
+    plan = read_study(study(folder, WARM.replace("12800", "2560")))
+    for trial in tuning_trials(plan):
+        write_trial(trial)
+    register(plan.folder / "plan.json", plan.values)
+    judged = plan.arms[0].trial(5, ("optim.lr=0.001",))
+    write_trial(judged, 75)
+    with take_lock(folder / "runs" / judged.name / "lock"):
+        told = cli("study s.toml --status").stdout.splitlines()
+    assert told[0].startswith("s  registered 20") and told[0].endswith(", unchanged")
+    assert told[1:] == [
+        "tuning  4 of 4 runs: warm 0.001, plain 0.001",
+        f"judging 0 of 4 runs; {judged.name} at step 50",
+    ]
 
 
 def test_a_study_that_cannot_be_judged_is_refused(folder):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,9 +14,7 @@ from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.plans import UNEQUAL, read_study
 from efftrain_cli.study.race import race_plan
 from efftrain_cli.study.registration import read_looks
-from efftrain_cli.study.text import progress_text
 from tests.conftest import invoke
-from tests.fake_runs import write_run
 from tests.study.fake import Fake, recipes
 
 DIFFERENT = Claim()
@@ -221,11 +217,3 @@ def test_a_long_race_asks_first(folder, monkeypatch):
     said = r"this race may take .*: no terminal to ask on\n  give --yes"
     assert re.fullmatch(said, str(refused.exception))
     assert not (folder / "runs").exists()
-
-
-def test_progress_names_the_runs_under_way(tmp_path, monkeypatch):
-    write_run(tmp_path / "runs", "b", 1, steps=50)
-    states = {"a-seed1": "finished", "b-seed1": "running", "c-seed1": "not started"}
-    monkeypatch.setattr("efftrain_cli.study.text.state_of", lambda trial: states[trial.name])
-    trials: list[Any] = [SimpleNamespace(name=name) for name in states]
-    assert progress_text(trials) == "1 of 3 runs; b-seed1 at step 50"

@@ -14,7 +14,6 @@ from efftrain_cli.study.plans import read_study
 from efftrain_cli.trials.command import curve_of, fill_in
 from efftrain_cli.trials.trial import Trial
 from tests.conftest import cli
-from tests.launch import processes_in, start_efftrain, wait_until
 
 PROGRAM = """\
 import os, sys
@@ -97,16 +96,6 @@ def test_an_exit_code_may_mean_that_training_diverged(folder):
     # Fisher: 2 of the 252 ways to choose five of ten, over the look's share 25 / 98.
     assert found.stdout.startswith("dead is worse than base in final loss: p = 0.031; failed")
     assert "failed or stuck: 5 of 5, baseline 0 of 5; by Fisher's exact test" in found.stdout
-
-
-def test_a_killed_race_ends_its_command(folder):
-    """F78: the program that a command starts gets SIGTERM."""
-    place = folder / "place"
-    place.mkdir()
-    process = start_efftrain(place, *words("a", "b", command="exec sleep 6{seed}; {arm}"))
-    wait_until(lambda: len(processes_in(place)) > 1, process)
-    process.kill()
-    wait_until(lambda: not processes_in(place), timeout=60)
 
 
 def test_larger_may_be_better(folder):

@@ -135,19 +135,17 @@ PARENT = """
 import os, signal
 from pathlib import Path
 from efftrain_cli.trials.processes import launch_cold
-child = launch_cold(WORDS, {}, Path("log"))
-rows = Path("runs/r/metrics.jsonl")
-while not (rows.exists() and rows.read_text()):
+words = ["race", "a", "b", "--command", "touch begun; exec sleep 6{seed}; {arm}"]
+child = launch_cold(words, {}, Path("log"))
+while not Path("begun").exists():
     assert child.poll() is None, Path("log").read_text()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_a_killed_parent_leaves_no_process(tmp_path):
-    """F78: a new interpreter that it started saves and ends."""
-    write_recipes(tmp_path)
-    words = ["pretrain", "plain.toml", "--name", "r", *sets(LONG)]
-    python(PARENT.replace("WORDS", repr(words)), cwd=tmp_path, code=-signal.SIGKILL)
+    """F78: a new interpreter that it started ends, and the program that this had started."""
+    python(PARENT, cwd=tmp_path, code=-signal.SIGKILL)
     wait_until(lambda: not processes_in(tmp_path), timeout=60)
     assert "stopped by SIGTERM" in (tmp_path / "log").read_text()
 
