@@ -53,9 +53,6 @@ class NarrowLinear(nn.Linear):
             y = linear.apply(rows, self.weight, self.bias, self.arithmetic, dtype)
         return y.unflatten(0, x.shape[:-1])
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.arithmetic}"
-
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None, None]
 """Of inputs, weight and bias; the other arguments have none."""

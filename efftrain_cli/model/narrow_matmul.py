@@ -94,12 +94,11 @@ FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 """(1, 4, 3) with a largest number of 448, and (1, 5, 2) with 57344."""
 
 
-def scale_of(x: Tensor, operands: str) -> Tensor:
-    """Return the power of two, 0-d fp32 and at most 2^126, that brings the largest of |x| just
-    inside the format.
+def to_fp8(x: Tensor, operands: str) -> tuple[Tensor, Tensor]:
+    """Return `x` in an fp8 format, and the scale that it was multiplied by, 0-d fp32.
 
-    It is 1 if `x` is 0 or not finite. A power of two changes no mantissa, so only the format
-    rounds.
+    It is the power of two, at most 2^126, that brings the largest of |x| just inside the format; 1
+    if `x` is 0 or not finite. A power of two changes no mantissa, so only the format rounds.
     """
     largest = x.detach().abs().amax().float()
     limit = torch.finfo(FP8[operands]).max
@@ -108,12 +107,7 @@ def scale_of(x: Tensor, operands: str) -> Tensor:
     exponent = torch.floor(torch.log2(quotient))
     is_usable = torch.isfinite(largest) & (largest > 0)
     exponent = torch.where(is_usable, exponent, 0.0)
-    return torch.exp2(exponent.clamp(-126, 126))
-
-
-def to_fp8(x: Tensor, operands: str) -> tuple[Tensor, Tensor]:
-    """Return `x` in an fp8 format, and the scale that it was multiplied by."""
-    scale = scale_of(x, operands)
+    scale = torch.exp2(exponent.clamp(-126, 126))
     return (x * scale).to(FP8[operands]), scale
 
 

@@ -16,9 +16,8 @@ from efftrain_cli.optim.optimizer import (
     ParameterSet,
     Settings,
     by_weight_decay,
-    elements_at_once,
-    keep_if,
 )
+from efftrain_cli.optim.tensors import elements_at_once, keep_if
 
 # What torch wraps around these imports its compiler, which costs eager training two seconds of
 # start; they themselves do not.

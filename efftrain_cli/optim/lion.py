@@ -22,10 +22,8 @@ from efftrain_cli.optim.optimizer import (
     ParameterSet,
     Settings,
     by_weight_decay,
-    elements_at_once,
-    keep_if,
-    split_by_size,
 )
+from efftrain_cli.optim.tensors import elements_at_once, keep_if, split_by_size
 
 
 class Lion(Optimizer):

@@ -22,9 +22,8 @@ from efftrain_cli.optim.optimizer import (
     Optimizer,
     ParameterSet,
     Settings,
-    keep_if,
-    split_by_size,
 )
+from efftrain_cli.optim.tensors import keep_if, split_by_size
 
 MOMENTUM = 0.95
 """Decay rate of the momentum, Nesterov's; torch's default and the paper's."""

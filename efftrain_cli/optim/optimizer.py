@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from efftrain_cli.foundation.tensors import Tensors
@@ -116,34 +115,3 @@ def check_cover(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) ->
             covered.append(parameter)
     if sorted(covered) != sorted(parameters):
         raise RuntimeError("the optimizer's groups do not cover each parameter once")
-
-
-def elements_at_once(device: torch.device) -> int:
-    """Return how many elements are worked on together: 1 MiB of fp32, which a CPU's cache holds; on
-    CUDA a bound on memory."""
-    if device.type == "cpu":
-        return 1 << 18
-    return 1 << 26
-
-
-def split_by_size(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Divide a list into runs whose sizes add up to at most `most`, or of one item."""
-    start = 0
-    total = 0
-    for i, size in enumerate(sizes):
-        if i > start and total + size > most:
-            yield slice(start, i)
-            start = i
-            total = 0
-        total += size
-    yield slice(start, len(sizes))
-
-
-def keep_if(
-    skip: Tensor,
-    old: Sequence[Tensor],
-    new: Sequence[Tensor],
-) -> None:
-    """Copy each new tensor over the old one, unless `skip` (0-d bool, on the device) is true."""
-    for target, tensor in zip(old, new, strict=True):
-        torch.where(skip, target, tensor, out=target)

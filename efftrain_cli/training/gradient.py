@@ -26,7 +26,7 @@ from efftrain_cli.model.kernels import (
     choose_matmul_precision,
     keep_freed_memory,
 )
-from efftrain_cli.optim.gradients import take_gradients
+from efftrain_cli.optim.tensors import take_gradients
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training import dist
 from efftrain_cli.training.compiling import full_micro_batch

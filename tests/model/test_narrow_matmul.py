@@ -18,7 +18,7 @@ from efftrain_cli.model.narrow_matmul import (
     narrow_matmul,
     round_in_range_,
     round_nearest_,
-    scale_of,
+    to_fp8,
     to_operand,
 )
 
@@ -166,9 +166,9 @@ def test_operands_take_their_format_and_scales_are_powers_of_two(name, dtype, la
     # 448 = 1.75 * 2^8 and 57344 = 1.75 * 2^15
     exponent = 108 if largest == 448 else 115
     for tiny, power in ((2.0**-100, exponent), (2.0**-149, 126)):
-        assert float(scale_of(torch.tensor([tiny, -tiny / 2]), name)) == 2.0**power
+        assert float(to_fp8(torch.tensor([tiny, -tiny / 2]), name)[1]) == 2.0**power
     for useless in ([0.0, 0.0], [1.0, INF]):
-        assert float(scale_of(torch.tensor(useless), name)) == 1.0
+        assert float(to_fp8(torch.tensor(useless), name)[1]) == 1.0
 
 
 def test_wider_operands_have_no_scale():

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from efftrain_cli.optim.optimizer import check_cover, split_by_size
+from efftrain_cli.optim.optimizer import check_cover
+from efftrain_cli.optim.tensors import split_by_size
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.training.build import OPTIMIZER_CLASSES
 from efftrain_cli.training.loop import update
