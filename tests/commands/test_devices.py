@@ -71,14 +71,6 @@ def _receipts(folder: Path) -> list[dict[str, str]]:
         return [{name: row[name] for name in names} for row in csv.DictReader(file)]
 
 
-def test_what_two_devices_cannot_share_of_a_search_is_refused_once(efftrain, recipe):
-    options = "--set train.batch_size=1 --devices 2 --device cpu"
-    done = efftrain(f"tune-warmup --recipe {recipe} {options}", code=2)
-    assert (
-        done.stderr.count("cannot be shared by 2 devices") == 1 and "Traceback" not in done.stderr
-    )
-
-
 def test_two_processes_of_torchrun_score_as_one_does(efftrain, tmp_path):
     """Bit for bit, written once."""
     pytest.importorskip("lm_eval")

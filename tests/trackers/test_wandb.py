@@ -36,8 +36,10 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
 
 
-def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path):
-    """F29."""
+def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path, monkeypatch):
+    """F29; F53: nothing that is written has a secret, or a word about the machine."""
+    secret = "0123456789abcdef0123456789abcdef01234567"
+    monkeypatch.setenv("WANDB_API_KEY", secret)
     rows = rows_of(60, 0, loss=9.0) + rows_of(100, 0, segment=1, first=41, loss=2.0)
     path = write_run(tmp_path, "small", 0, rows=rows)
     synced = wandb_sync.sync(path)
@@ -51,6 +53,10 @@ def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path):
         assert sorted(map(float, values)) == sorted(
             float(value) for key, value in row.items() if not key.startswith("_")
         )
+    files = [file for file in path.rglob("*") if file.is_file()]
+    assert len(files) > 4
+    assert not [file for file in files if secret.encode() in file.read_bytes()]
+    assert not list(path.rglob("wandb-metadata.json"))
 
 
 def test_columns_stand_in_groups():
@@ -128,18 +134,6 @@ def test_tensorboard_has_the_same_curves(tmp_path, monkeypatch):
     write_while_followed(monkeypatch, path, lines_of(later))
     tensorboard.write(path, follow=True)
     assert read() == (list(range(111)), [9.0] * 41 + [2.0] * 60 + [1.0] * 10)
-
-
-def test_no_secret_and_no_word_about_the_machine_is_written(tmp_path, monkeypatch):
-    """F53."""
-    secret = "0123456789abcdef0123456789abcdef01234567"
-    monkeypatch.setenv("WANDB_API_KEY", secret)
-    path = write_run(tmp_path, "small", 0)
-    wandb_sync.sync(path)
-    files = [file for file in path.rglob("*") if file.is_file()]
-    assert len(files) > 4
-    assert not [file for file in files if secret.encode() in file.read_bytes()]
-    assert not list(path.rglob("wandb-metadata.json"))
 
 
 def steps_sent(folder: Path) -> list[int]:

@@ -21,7 +21,7 @@ from efftrain_cli.training.stages import train_stages
 from efftrain_cli.tune_warmup.candidates import TuneConfig, find_candidates
 from efftrain_cli.tune_warmup.prober import Prober
 from efftrain_cli.tune_warmup.search import Receipt, Verdict
-from efftrain_cli.tune_warmup.tune import race_command, result_lines, tune
+from efftrain_cli.tune_warmup.tune import describe, race_command, tune
 from tests.conftest import cli
 from tests.tune_warmup.conftest import lines
 
@@ -145,16 +145,12 @@ def test_a_recipe_of_one_s_own_is_not_overwritten(config):
         tune(config)
 
 
-def test_bad_options_are_refused_before_anything_is_trained(config):
-    for changes, words in (
-        ({"duration": "optim.lr=4"}, "has one value, so nothing is searched"),
-        ({"duration": "optim.warmupsteps=4,8"}, "optim.warmupsteps"),
-        ({"duration": "warmup"}, "names no key and value"),
-        ({"budget": 10}, r"below the first probe\n  give at least \d+"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            tune(replace(config, **changes))
-        assert not (folder_of("search") / "probes").exists()
+def test_a_budget_below_the_first_probe_trains_nothing(config):
+    with pytest.raises(UsageError, match=r"below the first probe\n  give at least \d+"):
+        tune(replace(config, budget=10))
+    assert not (folder_of("search") / "probes").exists()
+    with pytest.raises(UsageError, match="has one value, so nothing is searched"):
+        tune(replace(config, duration="optim.lr=4"))
 
 
 def test_the_default_lists_are_around_the_recipe_s_own(overrides):
@@ -171,26 +167,18 @@ def test_the_default_lists_are_around_the_recipe_s_own(overrides):
     assert list(found.seeds) == [1234, 1235, 1236]
 
 
-def test_the_end_is_six_lines_at_most():
-    """(e): all verdicts on one line, with losses."""
+def test_a_verdict_is_described_with_its_mean_loss():
+    """(e): the loss of all seeds; the first instability of any."""
 
-    def receipt(loss: float, unstable_at: int | None = None) -> Receipt:
-        return Receipt(1.0, unstable_at, 45, 9.0, ((0, 6.0), (900, loss)))
+    def described(words: tuple[str, ...], *unstable_at: int | None) -> str:
+        receipts = []
+        for step, loss in zip(unstable_at, (4.0, 4.2), strict=True):
+            receipts.append(Receipt(1.0, step, 45, 9.0, ((0, 6.0), (900, loss))))
+        return describe(Verdict(("a.start=8",), 45, words, tuple(receipts)))
 
-    control = Verdict(("seq_len_warmup=false",), 45, ("unstable",), (receipt(6.5, 12),))
-    short = Verdict(("a.start=8", "a.steps=60"), 45, ("stable",) * 2, (receipt(4.0), receipt(4.2)))
-    stuck = Verdict(("a.start=8", "a.steps=85"), 45, ("stable", "stuck"), (receipt(4.0),) * 2)
-
-    class Seeds:
-        seeds = (1, 2)
-
-    tried, unstable, found = result_lines(Seeds(), [control, short, stuck], short)
-    assert tried == (
-        "tried   start=8 steps=60 stable on 2 seeds (loss 4.10);"
-        " start=8 steps=85 stuck on seed 2 (loss 4.00)"
-    )
-    assert unstable == "control seq_len_warmup=false: unstable at step 12 (loss 6.50)"
-    assert found == "found   start=8 steps=60: stable on 2 of 2 seeds for 45 steps"
+    assert described(("stable", "stable"), None, None) == "stable on 2 seeds (loss 4.10)"
+    assert described(("stable", "stuck"), None, None) == "stuck on seed 2 (loss 4.10)"
+    assert described(("unstable", "unstable"), 15, 12) == "unstable at step 12 (loss 4.10)"
 
 
 def test_a_length_warmup_races_the_recipe_without_one():
