@@ -78,20 +78,16 @@ class ArrayWriter:
         if self.study:
             add_members(self.folder, trials)
         pending = [trial for trial in trials if states[trial.name] not in ENDED]
+        if not pending:
+            return list(map(read_trial, trials))
         left = [trial for trial in pending if states[trial.name] != "running"]
+        text = f"{counted(len(pending), 'run')} left, all of them under way"
         if left:
-            raise StoppedError(
-                f"{title}: {len(left)} of {counted(len(trials), 'run')} left, {self.jobs} at once"
-                " (--jobs)\n"
-                f"  submit them: sbatch {shlex.quote(str(self._write(left)))}\n"
-                "  give this command again when they have ended"
+            text = (
+                f"{len(left)} of {counted(len(trials), 'run')} left, {self.jobs} at once (--jobs)\n"
+                f"  submit them: sbatch {shlex.quote(str(self._write(left)))}"
             )
-        if pending:
-            raise StoppedError(
-                f"{title}: {counted(len(pending), 'run')} left, all of them under way\n"
-                "  give this command again when they have ended"
-            )
-        return list(map(read_trial, trials))
+        raise StoppedError(f"{title}: {text}\n  give this command again when they have ended")
 
     def _write(self, trials: Sequence[Trial]) -> Path:
         lines = [f"{trial.name}\t{shlex.join(begin_arguments(trial))}\n" for trial in trials]

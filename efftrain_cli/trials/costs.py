@@ -67,18 +67,14 @@ def costs_of(trials: Sequence[Trial], weights_only: bool = False) -> Costs:
     return Costs(runs, tokens, seconds, disk)
 
 
-def tokens_so_far(trial: Trial) -> int:
-    """Return the tokens of a run's last row; of one that has none, those it begins with."""
-    return int(last_row(runs_root() / trial.name).get("tokens") or trial.begun)
-
-
 def tokens_left(trial: Trial) -> int:
     """Return the tokens that a trial still needs."""
     recipe = recipe_of(trial)
     tokens = recipe.train.tokens
     if trial.until is not None:
         tokens = summarize_plan(recipe, until=trial.until).tokens
-    return max(0, tokens - tokens_so_far(trial))
+    done = last_row(runs_root() / trial.name).get("tokens") or trial.begun
+    return max(0, tokens - int(done))
 
 
 def disk_lines(costs: Costs) -> list[str]:

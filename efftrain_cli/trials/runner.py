@@ -53,7 +53,7 @@ from efftrain_cli.run.names import MEMBERS
 from efftrain_cli.run.stability import PROBE
 from efftrain_cli.run.status import ENDED
 from efftrain_cli.training.launch import check_devices
-from efftrain_cli.trials.costs import tokens_left, tokens_so_far
+from efftrain_cli.trials.costs import tokens_left
 from efftrain_cli.trials.processes import Child, ForkServer, Launch, launch_cold
 from efftrain_cli.trials.trial import Trial, check_trials, last_lines, recipe_of, state_of
 
@@ -72,7 +72,6 @@ class _Slot:
     trial: Trial
     child: Child
     started: float
-    tokens_before: int
 
 
 def pretrain_arguments(
@@ -252,7 +251,7 @@ class TrialRunner:
                     shown = time.monotonic()
                     now = done
                     for slot in active.values():
-                        now += tokens_so_far(slot.trial) - slot.tokens_before
+                        now += tokens[slot.trial.name] - tokens_left(slot.trial)
                     if now:
                         report(f"tokens of {total:,}", now)
 
@@ -281,9 +280,8 @@ class TrialRunner:
             environment[PROBE] = str(trial.threshold)
         arguments = pretrain_arguments(trial, state, device, self.devices)
         assert self.launch is not None
-        before = tokens_so_far(trial)
         child = self.launch(arguments, environment, self.log_of(trial.name))
-        return _Slot(trial, child, time.monotonic(), before)
+        return _Slot(trial, child, time.monotonic())
 
     def _end_of(self, slot: _Slot, code: int) -> str:
         """Return the state of a trial whose process has ended.
