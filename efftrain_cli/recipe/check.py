@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from efftrain_cli.foundation.errors import Breaches, Problem
 from efftrain_cli.foundation.section import field_docstrings
 from efftrain_cli.methods.method import Method
-from efftrain_cli.recipe.draft import MISTAKES, Draft, recipe_error, table_of
+from efftrain_cli.recipe.draft import MISTAKES, Draft, table_of
 from efftrain_cli.recipe.toml import flatten, toml_value
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ def unnumbered(key: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", "", key)
 
 
-def validated(draft: Draft, cls: type[T], kind: str = "recipe") -> T:
+def validated(draft: Draft, cls: type[T]) -> T:
     """Return the object that a draft describes.
 
     Raises:
@@ -101,8 +101,7 @@ def validated(draft: Draft, cls: type[T], kind: str = "recipe") -> T:
             table.pop(name, None)
         items = value if isinstance(value, list) else [value]
         for rule in filter(None, map(_unwritable, items)):
-            problem = _problem(draft, key, rule)
-            raise recipe_error(draft.name, [problem], kind)
+            raise draft.error([_problem(draft, key, rule)])
     problems = list(draft.problems)
     try:
         # As JSON: there, strict types take a list for a tuple and a table for a section.
@@ -113,7 +112,7 @@ def validated(draft: Draft, cls: type[T], kind: str = "recipe") -> T:
         for key, rule in rules.items():
             problems.append(_problem(draft, key, rule))
     if problems:
-        raise recipe_error(draft.name, problems, kind)
+        raise draft.error(problems)
     return result
 
 

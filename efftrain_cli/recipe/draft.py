@@ -35,6 +35,8 @@ class Draft:
 
     name: str
     path: Path
+    kind: str = "recipe"
+    """Or "study"."""
     bases: list[Path] = field(default_factory=list)
     """Files that it inherits from, nearest first."""
     values: dict[str, Any] = field(default_factory=dict)
@@ -60,6 +62,19 @@ class Draft:
             self.places[key] = places[_enclosing(key, places)]
         self.places |= places
 
+    def error(self, problems: Sequence[Problem]) -> RecipeError:
+        """Return the error that lists every problem."""
+        mistakes = counted(len(problems), "mistake")
+        lines = [f"{self.kind} {self.name!r} has {mistakes}; nothing was run"]
+        for problem in problems[:MISTAKES]:
+            parts = filter(None, (problem.key, problem.value))
+            rule = problem.rule.replace("\n", "\n    ")
+            lines.append(f"  {' = '.join(parts)}   ({problem.source})")
+            lines.append(f"    {rule}")
+        if len(problems) > MISTAKES:
+            lines.append(f"  and {len(problems) - MISTAKES:,} more")
+        return RecipeError("\n".join(lines), problems)
+
 
 def shown_path(path: Path) -> str:
     """Return the path as a user would type it: relative to the working directory where it lies
@@ -68,19 +83,6 @@ def shown_path(path: Path) -> str:
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return str(path)
-
-
-def recipe_error(name: str, problems: Sequence[Problem], kind: str = "recipe") -> RecipeError:
-    """Return the error that lists every problem of a recipe or study."""
-    lines = [f"{kind} {name!r} has {counted(len(problems), 'mistake')}; nothing was run"]
-    for problem in problems[:MISTAKES]:
-        parts = filter(None, (problem.key, problem.value))
-        rule = problem.rule.replace("\n", "\n    ")
-        lines.append(f"  {' = '.join(parts)}   ({problem.source})")
-        lines.append(f"    {rule}")
-    if len(problems) > MISTAKES:
-        lines.append(f"  and {len(problems) - MISTAKES:,} more")
-    return RecipeError("\n".join(lines), problems)
 
 
 # --- finding --------------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
     draft = Draft(recipe_name(name_or_path), path)
     layers = []
     while True:
-        values, places = _read_layer(path, draft.name)
+        values, places = _read_layer(path, draft)
         layers.append((values, places))
         if "base" not in values:
             break
@@ -186,7 +188,7 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
             path = _find_base(base, [draft.path, *draft.bases])
         except RecipeError as error:
             problem = Problem("base", str(error), toml_value(base), places["base"])
-            raise recipe_error(draft.name, [problem]) from None
+            raise draft.error([problem]) from None
         draft.bases.append(path)
     for values, places in reversed(layers):
         draft.add(values, places)
@@ -216,8 +218,8 @@ def read_toml_file(path: Path) -> Draft:
     Raises:
         RecipeError: there is no such file, or it is not TOML.
     """
-    draft = Draft(path.stem, path)
-    draft.add(*_read_layer(path, path.stem, "study"))
+    draft = Draft(path.stem, path, "study")
+    draft.add(*_read_layer(path, draft))
     return draft
 
 
@@ -244,10 +246,8 @@ def _text(path: Path) -> str:
         raise RecipeError(f"{shown_path(path)}: {error.strerror}") from None
 
 
-def _read_layer(
-    path: Path, name: str, kind: str = "recipe"
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return one file's values, and where its keys and headers stand.
+def _read_layer(path: Path, draft: Draft) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of a file of a draft, and where its keys and headers stand.
 
     Raises:
         RecipeError: a line is not TOML. Nothing can be said of the rest before it is.
@@ -268,7 +268,7 @@ def _read_layer(
             value=lines[number - 1].strip()[:100],
             source=f"{file}:{number}",
         )
-        raise recipe_error(name, [problem], kind) from None
+        raise draft.error([problem]) from None
 
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([\w.-]+)\s*\]")

@@ -183,7 +183,7 @@ def read_study(path: Path) -> Plan:
         RecipeError: it breaks rules; the message lists every breach at once.
         UsageError: command or metric cannot be used.
     """
-    return plan_of(validated(read_toml_file(path), Study, "study"), path.stem, path)
+    return plan_of(validated(read_toml_file(path), Study), path.stem, path)
 
 
 def plan_of(
