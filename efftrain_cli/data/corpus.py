@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -59,20 +59,15 @@ def dtype_for(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
+@dataclass
 class ShardWriter:
     """Writes a split's tokens into a file that nobody reads yet, shard by shard."""
 
-    def __init__(
-        self,
-        path: Path,
-        vocab_size: int,
-        split: SplitEntry | None = None,
-    ) -> None:
-        """Begin behind the shards that are written; what else the file has is cut off."""
-        self.path = path
-        self.vocab_size = vocab_size
-        self.split = split or SplitEntry.begin()
-        self._file: IO[bytes] | None = None
+    path: Path
+    vocab_size: int
+    split: SplitEntry = field(default_factory=SplitEntry.begin)
+    """Has the shards that are written; what else the file has is cut off."""
+    _file: IO[bytes] | None = None
 
     @property
     def open_tokens(self) -> int:

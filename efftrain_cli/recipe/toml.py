@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 
 def toml_value(value: Any) -> str:
-    """Format one value as TOML. Reading it back gives an equal value of the same type."""
+    """Format one value as TOML. Reading it back gives an equal value of the same type; the keys of
+    a table are plain names."""
     if isinstance(value, str):
         # A text of JSON is one of TOML, which also wants DEL escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -25,13 +25,7 @@ def toml_value(value: Any) -> str:
 
 
 def _assignment(name: str, value: Any) -> str:
-    return f"{_toml_key(name)} = {toml_value(value)}"
-
-
-def _toml_key(name: str) -> str:
-    if re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        return name
-    return toml_value(name)
+    return f"{name} = {toml_value(value)}"
 
 
 def _is_tables(value: Any) -> bool:
@@ -66,12 +60,11 @@ def toml_lines(
     plain = {}
     sections = []
     for name, value in values.items():
-        header = _toml_key(name)
         if isinstance(value, Mapping):
-            sections += ["", f"[{header}]", *_body(value, f"{name}.", comments)]
+            sections += ["", f"[{name}]", *_body(value, f"{name}.", comments)]
         elif _is_tables(value):
             for index, item in enumerate(value):
-                sections += ["", f"[[{header}]]", *_body(item, f"{name}.{index}.", comments)]
+                sections += ["", f"[[{name}]]", *_body(item, f"{name}.{index}.", comments)]
         else:
             plain[name] = value
     yield from _body(plain, "", comments)
@@ -80,13 +73,8 @@ def toml_lines(
 
 def _body(table: Mapping[str, Any], prefix: str, comments: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of a table's keys, comments below each other."""
-    lines = {}
-    width = 0
-    for name, value in table.items():
-        key = f"{prefix}{name}"
-        lines[key] = _assignment(name, value)
-        if key in comments:
-            width = max(width, len(lines[key]))
+    lines = {f"{prefix}{name}": _assignment(name, value) for name, value in table.items()}
+    width = max((len(lines[key]) for key in lines.keys() & comments.keys()), default=0)
     for key, line in lines.items():
         if key in comments:
             line = f"{line:<{width}}  # {comments[key]}"
