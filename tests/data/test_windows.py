@@ -44,10 +44,11 @@ def test_each_window_once_per_epoch_across_the_boundary(tmp_path):
     in epoch 2."""
     shards = counting_shards(tmp_path, 10_007, shard_tokens=1500)
     first = Windows(shards, 16, seed=7)
+    resumed = Windows(shards, 16, seed=7)
     n = first.per_epoch
     seen = []
     for start in range(0, 3 * n, 10):
-        windows = Windows(shards, 16, seed=7) if start > n else first
+        windows = resumed if start > n else first
         rows = windows.read(start, min(10, 3 * n - start))
         assert (np.diff(rows, axis=1) == 1).all()  # consecutive tokens
         seen += rows[:, 0].tolist()
