@@ -62,7 +62,6 @@ def main() -> None:
     import safetensors.torch  # noqa: F401
     import tokenizers  # noqa: F401
     import torch
-    import torch._dynamo  # what the first optimizer would import, for seconds
 
     from efftrain_cli.cli.commands import register
 
