@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer.main
+import typer.testing
 from typer.testing import CliRunner, Result
 
 from efftrain_cli.cli.commands import register
@@ -84,11 +87,22 @@ def typed(line: str, *words: str) -> list[str]:
     return [*shlex.split(line), *words]
 
 
+read_signatures = cache(typer.main.get_command)
+
+
 def invoke(line: str, *words: str, **options: Any) -> Result:
-    """Run `efftrain LINE WORDS` in this process, with options of typer's `CliRunner.invoke`."""
+    """Run `efftrain LINE WORDS` in this process, with options of typer's `CliRunner.invoke`.
+
+    Typer reads all commands' signatures for each, 0.04 s; here once, but for a help text, which a
+    narrow terminal changes.
+    """
     from efftrain_cli.cli.app import app
 
-    return CliRunner().invoke(app, typed(line, *words), **options)
+    args = typed(line, *words)
+    read = typer.main.get_command if "--help" in args else read_signatures
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", read)
+        return CliRunner().invoke(app, args, **options)
 
 
 def sets(*overrides: str) -> list[str]:
