@@ -222,9 +222,9 @@ def screen_lines(comparison: Comparison, details: bool) -> list[str]:
     lines += describe_trends(comparison.gains)
     caveats = comparison.caveats
     if details:
-        lines += frame_lines(result_table(comparison), "mean")
+        lines += frame_lines(result_table(comparison), "mean", "baseline")
         lines += frame_lines(comparison.settings)
-        lines += frame_lines(comparison.runs)
+        lines += frame_lines(comparison.runs, "step", "flops")
     elif len(caveats) > CAVEATS:
         caveats = [
             *caveats[:CAVEATS],
