@@ -12,10 +12,11 @@ import pytest
 from matplotlib.colors import to_rgba_array
 from typer import Exit
 
-from efftrain_cli.cli.judged import end_with_verdict
+from efftrain_cli.cli.judged import end_with_verdict, write_output
 from efftrain_cli.compare import figures
 from efftrain_cli.compare.comparison import compare
 from efftrain_cli.compare.judge import claim_of
+from efftrain_cli.compare.show import render
 from efftrain_cli.foundation.errors import DiskError, UsageError
 from tests.compare.known_runs import SLW, of, row_of, write_pair
 from tests.compare.runs import make_arm
@@ -64,13 +65,15 @@ def test_what_else_the_method_changed_is_a_sentence(root):
     for seed in range(3):
         write_run(root, "small", seed)
         write_run(root, "small-slw", seed, steps=150, speed=1.3, more=SLW, budget=102400)
-    text = cli(*WORDS).stdout
-    assert "small-slw trained on 154K instead of 102K tokens and made 150 instead" in text
+    (change,) = of("small", "small-slw").changes
+    assert change.startswith(
+        "small-slw trained on 154K instead of 102K tokens and made 150 instead"
+    )
 
 
 def test_zero_shot_scores_are_rows_without_p(root):
     write_pair(root)
-    for name in ("small", "small-slw"):
+    for name, score in (("small", 0.2), ("small-slw", 0.25)):
         for seed in range(3):
             entry = {
                 "schema_version": 1,
@@ -80,40 +83,35 @@ def test_zero_shot_scores_are_rows_without_p(root):
                 "protocol": "harness",
                 "limit": None,
                 "tokens": 102400,
-                "metrics": {"acc": {"value": 0.2 + seed / 100 + 0.05 * (name == "small-slw")}},
+                "metrics": {"acc": {"value": score + seed / 100}},
             }
-            path = root / f"{name}-seed{seed}" / "zeroshot.json"
-            path.write_text(json.dumps([entry]))
+            (root / f"{name}-seed{seed}" / "zeroshot.json").write_text(json.dumps([entry]))
     row = row_of(of("small", "small-slw"), "hellaswag acc (harness, 102K tokens)")
     assert row.estimate == pytest.approx(0.05) and row.direction == "" and row.verdict == ""
 
 
 def test_other_formats_hold_the_same_numbers(root):
     write_pair(root)
-    values = json.loads(cli(*WORDS, "--format", "json").stdout)
+    comparison = of("small", "small-slw")
+    values = json.loads(render(comparison, "json"))
     assert set(values) >= {"schema_version", "sentences", "caveats", "gains", "settings", "runs"}
-    frame = pd.read_csv(io.StringIO(cli(*WORDS, "--format", "csv").stdout), keep_default_na=False)
-    assert list(frame.measure) == [row["measure"] for row in values["results"]]
+    frame = pd.read_csv(io.StringIO(render(comparison, "csv")), keep_default_na=False)
     loss = values["results"][0]
     assert float(frame.estimate[0]) == pytest.approx(loss["estimate"], rel=1e-12)
     assert loss["verdict"] == "better" and loss["p"] == pytest.approx(0.000146832718, rel=1e-6)
-    assert cli(*WORDS, "--format", "markdown").stdout.startswith("| measure")
-    assert r"\begin{tabular}" in cli(*WORDS, "--format", "latex").stdout
+    assert render(comparison, "markdown").startswith("| measure")
+    assert r"\begin{tabular}" in render(comparison, "latex")
 
 
-def test_html_is_one_page_with_curves(root, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(figures, "DRAWN", figures.DRAWN[2:4])
+def test_html_is_one_page_with_curves(root, monkeypatch):
+    monkeypatch.setattr(figures, "DRAWN", figures.DRAWN[2:3])
     write_pair(root)
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    cli(*WORDS, "--format", "html", "-o", str(path))
-    page = path.read_text()
+    page = cli(*WORDS, "--format", "html").stdout
     assert page.count("<table") == 4 and "small-slw is better than small" in page
-    titles = {figure.axes[0].get_title("left") for figure in of("small", "small-slw").figures()}
-    costs = ("tokens", "FLOPs", "seconds")
-    curves = {f"Validation loss against {cost}: mean and range of seeds" for cost in costs}
-    differences = "Final loss less the baseline's: intervals over seeds"
-    assert {*curves, differences, "Learning rate", "Training loss"} <= titles
-    assert page.count("<svg") == len(titles)
+    assert page.count("<svg") == 5
+    for cost in ("tokens", "FLOPs", "seconds"):
+        assert f">Validation loss against {cost}: mean and range of seeds<" in page
+    assert ">Final loss less the baseline" in page and ">Learning rate<" in page
 
 
 def test_an_arm_has_one_colour_in_all_figures(root, monkeypatch):
@@ -181,18 +179,18 @@ def test_a_table_is_compared_from_the_command_line(root, tmp_path):
     assert text.startswith("b is better than a in final loss: -0.09667 [-0.111, -0.08232]; p = ")
 
 
-def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(root):
+def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(tmp_path):
     """As under `ulimit -f`: nothing half-written lies beside it; a link stays one."""
-    write_pair(root)
-    (root / "earlier").write_text("earlier")
-    (root / "link").symlink_to("earlier")
-    before, limits = sorted(root.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    earlier, link = tmp_path / "earlier", tmp_path / "link"
+    earlier.write_text("earlier")
+    link.symlink_to("earlier")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
         with pytest.raises(DiskError, match="earlier: File too large"):
-            cli(*WORDS, "-o", str(root / "link"))
+            write_output(link, "x" * 300)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (root / "earlier").read_text() == "earlier" and sorted(root.iterdir()) == before
-    cli(*WORDS, "-o", str(root / "link"))
-    assert len((root / "earlier").read_text()) > 300 and (root / "link").is_symlink()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert earlier.read_text() == "earlier" and len(list(tmp_path.iterdir())) == 2
+    write_output(link, "later")
+    assert earlier.read_text() == "later" and link.is_symlink()

@@ -31,16 +31,19 @@ def table(**more: object) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+WRITERS = {
+    "csv": lambda frame, path: frame.to_csv(path, index=False),
+    "parquet": lambda frame, path: frame.to_parquet(path),
+    "jsonl": lambda frame, path: frame.to_json(
+        path, orient="records", lines=True, double_precision=15
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", WRITERS)
 def test_verdicts_of_a_table_are_those_of_scipy(tmp_path, ending):
     path = tmp_path / f"runs.{ending}"
-    frame = table()
-    if ending == "csv":
-        frame.to_csv(path, index=False)
-    elif ending == "parquet":
-        frame.to_parquet(path)
-    else:
-        frame.to_json(path, orient="records", lines=True, double_precision=15)
+    WRITERS[ending](table(), path)
     comparison = compare(read_table(path))
     row = row_of(comparison, arm="muon")
     expected = stats.ttest_rel(ARM, BASE)
@@ -51,16 +54,9 @@ def test_verdicts_of_a_table_are_those_of_scipy(tmp_path, ending):
 
 
 def test_without_seeds_it_is_welch_s_test():
-    finals = pd.DataFrame(
-        {
-            "run": [f"{arm}{i}" for arm in "ab" for i in range(5)],
-            "arm": ["a"] * 5 + ["b"] * 5,
-            "val_loss": [*BASE, *ARM],
-        }
-    )
-    runs = runs_of(finals, "x")
+    finals = pd.DataFrame({"arm": ["a"] * 5 + ["b"] * 5, "val_loss": [*BASE, *ARM]})
     # Seeds are numbers of runs, so none is shared.
-    row = row_of(compare(runs), arm="b")
+    row = row_of(compare(runs_of(finals, "x")), arm="b")
     assert row.p == pytest.approx(stats.ttest_ind(ARM, BASE, equal_var=False).pvalue)
     assert row.n == 0 and row.why == "no shared seed: Welch's test of all runs"
 
@@ -88,16 +84,14 @@ def test_a_table_with_a_schedule_has_costs():
     for arm, rate in (("adam", 0.2), ("muon", 0.25)):
         for seed in range(3):
             for step in range(11):
-                loss = 6.0 - (rate + seed / 100) * step
-                rows.append([arm, seed, step, step * 10.0, loss, "cosine"])
-    columns = ["arm", "seed", "step", "tokens", "val_loss", "schedule"]
-    frame = pd.DataFrame(rows, columns=columns)
-    unknown = compare(runs_of(frame.drop(columns="schedule"), "x"))
+                rows.append([arm, seed, step, step * 10.0, 6.0 - (rate + seed / 100) * step])
+    frame = pd.DataFrame(rows, columns=["arm", "seed", "step", "tokens", "val_loss"])
+    unknown = compare(runs_of(frame, "x"))
     assert row_of(unknown, "tokens_to_match", "muon").why == "no schedule known"
-    runs = runs_of(frame, "x")
-    row = row_of(compare(runs), "tokens_to_match", "muon")
+    known = compare(runs_of(frame.assign(schedule="cosine"), "x"))
     by_hand = np.log([0.25 / 0.2, 0.26 / 0.21, 0.27 / 0.22]).mean()
-    assert row.estimate == pytest.approx(math.exp(by_hand))
+    estimate = row_of(known, "tokens_to_match", "muon").estimate
+    assert estimate == pytest.approx(math.exp(by_hand))
 
 
 @pytest.mark.parametrize(
@@ -122,11 +116,11 @@ def test_what_a_table_lacks_is_one_message(change, columns, message):
 
 
 def test_equal_curves_under_two_seeds_are_a_copy():
-    rows = []
-    for arm, seed, shift in (("a", 0, 0.0), ("a", 1, 0.0), ("b", 0, 0.1), ("b", 1, 0.2)):
-        rows += [[arm, seed, step, 5 - step / 10 + shift] for step in range(4)]
-    frame = pd.DataFrame(rows, columns=["arm", "seed", "step", "val_loss"])
-    with pytest.raises(UsageError, match="a-seed1 began with the losses of a-seed0"):
+    frame = table()
+    frame["step"] += 50
+    frame = pd.concat([frame.assign(step=0, val_loss=9.0)[::2], frame])
+    frame.loc[frame.seed == 1, "val_loss"] = frame.val_loss[frame.seed == 0].to_numpy()
+    with pytest.raises(UsageError, match="adam-seed1 began with the losses of adam-seed0"):
         compare(runs_of(frame, "x"))
 
 
@@ -139,27 +133,24 @@ def test_files_that_hold_no_table(tmp_path):
 
 # --- wandb ----------------------------------------------------------------------------------------
 
-HISTORY = [
-    {"_step": 50, "eval/loss": 5.0, "_runtime": 3.2},
-    {"_step": 60, "lr": 1e-3},
-    {"_step": 100, "eval/loss": None},
-]
-"""Rows as `scan_history` returns them: not every row has every key."""
-
 
 def answer() -> list[SimpleNamespace]:
-    """A recorded answer of wandb's API for a project of ten runs."""
+    """wandb's answer for a project of ten runs; not every row has every key."""
     runs = []
     for arm, finals in (("adam", BASE), ("muon", ARM)):
         for seed, final in enumerate(finals):
-            rows = [*HISTORY[:2], {**HISTORY[2], "eval/loss": final}]
+            rows = [
+                {"_step": 50, "eval/loss": 5.0, "_runtime": 3.2},
+                {"_step": 60, "lr": 1e-3},
+                {"_step": 100, "eval/loss": final},
+            ]
             run = SimpleNamespace(
-                id=f"{arm[0]}{seed}",
-                name=f"{arm}-{seed}",
+                id=f"{arm}{seed}",
+                name="a name",
                 state="finished",
                 config={"optim": {"name": arm}, "seed": seed},
+                scan_history=rows.copy,
             )
-            run.scan_history = lambda rows=rows: iter(rows)
             runs.append(run)
     runs[-1].state = "crashed"
     return runs

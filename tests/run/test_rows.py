@@ -48,22 +48,14 @@ def row(at: int, **changed: object) -> str:
 
 def test_both_readers_equal_json_on_awkward_numbers(tmp_path):
     draw = random.Random(1)
+    reals = [None, 0.1 + 0.2, -0.0, 5e-324, 1.7e308, -1 / 3]
     rows = [
         {
             "step": i,
             "segment": 0,
             "whole": draw.choice([None, draw.randrange(-(2**53), 2**53)]),
-            "real": draw.choice(
-                [
-                    None,
-                    draw.uniform(-1, 1) * 10 ** draw.randrange(-300, 300),
-                    0.1 + 0.2,
-                    -0.0,
-                    5e-324,
-                ]
-            ),
+            "real": draw.choice(reals),
             "mixed": draw.choice([1, 2.5, None]),
-            "flag": draw.choice([True, False, None]),
             "late": None if i < 4000 else 0.5,
             "empty": None,
         }
@@ -72,12 +64,10 @@ def test_both_readers_equal_json_on_awkward_numbers(tmp_path):
     write_sealed(tmp_path / "metrics.jsonl", rows)
     names = ["step", "whole", "real", "mixed", "late", "empty", "nowhere"]
     fast = read_metrics(tmp_path, names)
-    lines = split_lines((tmp_path / "metrics.jsonl").read_bytes())
-    assert (fast.corrupt, lines.torn, len(lines.texts)) == ((), False, 5000)
     for name in names:
         expected = [np.nan if row.get(name) is None else float(row[name]) for row in rows]
         np.testing.assert_array_equal(fast.frame[name], expected)
-    assert latest_rows(tmp_path) == rows
+    assert fast.corrupt == () and latest_rows(tmp_path) == rows
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -85,7 +75,7 @@ def test_both_readers_equal_json_on_awkward_numbers(tmp_path):
 
 def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path):
     """F59: whatever bit of whatever line; and every row but the damaged one is read as it was."""
-    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
+    path = write_run(tmp_path, "r", 0, steps=20) / "metrics.jsonl"
     valid, expected = path.read_bytes(), latest_rows(path.parent)
     by_step = {row["step"]: row for row in expected}
     for _ in flips(path, 200, spared=1):
