@@ -18,7 +18,13 @@ from efftrain_cli.foundation.console import counted, printable
 from efftrain_cli.foundation.errors import EfftrainError, UsageError
 from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import damaged
-from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
+from efftrain_cli.run.directory import (
+    existing_run,
+    missing_run,
+    run_names,
+    run_path,
+    runs_root,
+)
 from efftrain_cli.run.lines import Values, newest_lines
 from efftrain_cli.run.metrics import to_float
 from efftrain_cli.run.names import RunGroup, run_groups, runs_named
@@ -217,9 +223,7 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
         if has_magic(name):
             matches = [run_path(run) for run in fnmatch.filter(run_names(), name)]
             if not matches:
-                raise UsageError(
-                    f"no run in {runs_root()} matches {name!r}\n  `efftrain runs list` shows all"
-                )
+                raise missing_run(name)
         elif (run_path(name) / "study.toml").is_file():
             races[run_path(name)] = None
             matches = runs_of_race(name)

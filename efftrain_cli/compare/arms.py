@@ -42,10 +42,11 @@ class Arm:
     @property
     def rank(self) -> tuple[int, float]:
         """Sort key of the best setting: fewest runs without a final loss, then the lowest mean."""
-        losses = np.array([run.final_loss for run in self.runs])
-        finished = losses[~np.isnan(losses)]
-        missing = len(losses) - len(finished)
-        return missing, float(finished.mean()) if len(finished) else math.inf
+        losses = [run.final_loss for run in self.runs if not math.isnan(run.final_loss)]
+        missing = len(self.runs) - len(losses)
+        if not losses:
+            return missing, math.inf
+        return missing, float(np.mean(losses))
 
     def has_failed(self, run: Run) -> bool:
         """Return whether a run diverged or ended stuck."""
@@ -125,14 +126,19 @@ def best_settings(arms: Sequence[Arm]) -> list[Arm]:
 
     If all arms are settings of one recipe, return them all: they are what is compared.
     """
-    best = best_at_scales(arms)
     recipes = {arm.first.arm for arm in arms}
     if len(recipes) == 1:
         return list(arms)
+    best = best_at_scales(arms)
     having = Counter(arm.scale[1:] for arm in best)
-    # A scale that all recipes have comes last, the largest one after the others.
-    best.sort(key=lambda arm: (having[arm.scale[1:]] == len(recipes), arm.scale[1:]))
-    largest = {arm.first.arm: arm for arm in best}
+
+    def reach(arm: Arm) -> tuple[bool, tuple[float, float]]:
+        _, size, budget = arm.scale
+        is_shared = having[size, budget] == len(recipes)
+        return is_shared, (size, budget)
+
+    # Of each recipe the last one stays.
+    largest = {arm.first.arm: arm for arm in sorted(best, key=reach)}
     return [arm for arm in arms if arm in largest.values()]
 
 

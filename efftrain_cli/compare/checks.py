@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
-import pandas as pd
+import numpy as np
 
 from efftrain_cli.compare.arms import Arm, Pairs, method_sections
 from efftrain_cli.foundation.console import human, listed
@@ -144,6 +145,8 @@ def describe_differences(arms: Sequence[Arm], varied: Collection[str]) -> list[s
 
 def mean_fact(arm: Arm, title: str) -> float:
     """Return the mean of a further number over the finished runs; NaN if it is unknown."""
-    finished = [run.facts for run in arm.runs if run.status == "finished"]
-    values = pd.DataFrame(finished, columns=[title])
-    return float(values[title].mean())
+    values = []
+    for run in arm.runs:
+        if run.status == "finished":
+            values.append(run.facts.get(title, math.nan))
+    return float(np.mean(values)) if values else math.nan

@@ -40,19 +40,24 @@ def grid_frame(arms: Sequence[Arm], keys: Sequence[str]) -> pd.DataFrame:
     best = best_of_each(arms)
     rows = []
     for arm in arms if keys else ():
+        recipe = arm.first.arm
         settings = arm.first.settings
-        tried = settings_of(arms, arm.first.arm)
+        edge = ""
+        if arm in best:
+            edge = beyond(settings, settings_of(arms, recipe), keys)
+        losses = [run.final_loss for run in arm.runs]
         row = [
-            arm.first.arm,
+            recipe,
             *map(settings.get, keys),
-            np.mean([run.final_loss for run in arm.runs]),
-            len(arm.runs),
+            np.mean(losses),
+            len(losses),
             arm in best,
-            beyond(settings, tried, keys) if arm in best else "",
+            edge,
         ]
         rows.append(row)
     columns = ["arm", *keys, "loss", "seeds", "best", "edge"]
-    return pd.DataFrame(rows, columns=columns).sort_values(list(keys), kind="stable")
+    frame = pd.DataFrame(rows, columns=columns)
+    return frame.sort_values(list(keys), kind="stable")
 
 
 def keys_of(grid: pd.DataFrame) -> list[str]:

@@ -145,7 +145,8 @@ def trend_of(sizes: np.ndarray, logs: np.ndarray) -> Trend:
 
     def at(doubling: float, new: int) -> tuple[float, float, float]:
         leverage = (doubling - middle) ** 2 / spread
-        se = sd * math.sqrt(new + 1 / len(sizes) + leverage)
+        variance = new + 1 / len(sizes) + leverage
+        se = sd * math.sqrt(variance)
         mean = line.intercept + line.slope * doubling
         estimate = Estimate(mean, len(sizes), se, df)
         half = estimate.half_width(LEVEL)

@@ -20,9 +20,9 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.environment import environment_folder
 from efftrain_cli.foundation.errors import (
     CheckpointError,
@@ -183,14 +183,14 @@ class RunDirectory:
     def report_gaps(self, step: int) -> None:
         """Record and warn of rows up to `step` that are in no segment: a full disk and a kill, or
         damage."""
-        written = {row["step"] for row in all_rows(self.path) if 0 < row["step"] <= step}
-        for before, after in pairwise(sorted({0, *written, step + 1})):
-            first = before + 1
-            last = after - 1
-            if first <= last:
-                self.event("gap", {"first": first, "last": last})
-                gap = f"rows of steps {first} to {last} are missing"
-                print(f"warning: {self.path / 'metrics.jsonl'}: {gap}", file=sys.stderr)
+        written = {row["step"] for row in all_rows(self.path)}
+        missing = sorted({*range(1, step + 1)} - written)
+        if missing:
+            first = missing[0]
+            last = missing[-1]
+            self.event("gap", {"first": first, "last": last})
+            gap = f"{counted(len(missing), 'row')} of steps {first} to {last} missing"
+            print(f"warning: {self.path / 'metrics.jsonl'}: {gap}", file=sys.stderr)
 
     def next_segment(self, after: int = -1) -> int:
         """Return the segment that this process will write: one more than that of the last row, and

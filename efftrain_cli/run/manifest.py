@@ -72,8 +72,7 @@ def keep_weights(checkpoint: Path) -> None:
     """
     manifest = read_manifest(checkpoint)
     files = {name: file for name, file in manifest.files.items() if name in WITHOUT_OPTIMIZER}
-    if len(files) < len(manifest.files):
-        write_record(checkpoint / MANIFEST, manifest.model_copy(update={"files": files}))
+    write_record(checkpoint / MANIFEST, manifest.model_copy(update={"files": files}))
     for path in checkpoint.glob("*.safetensors"):
         if path.name not in files:
             path.unlink()

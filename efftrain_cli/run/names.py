@@ -41,9 +41,10 @@ def run_groups() -> list[RunGroup]:
     existing = {*run_names()}
     groups = []
     for file in sorted(runs_root().glob(f"*/{MEMBERS}")):
-        name, _, kind = file.parent.name.rpartition("-")
-        if file.parent.name.startswith("race-"):
-            name = file.parent.name
+        folder = file.parent.name
+        name, _, kind = folder.rpartition("-")
+        if folder.startswith("race-"):
+            name = folder
             kind = "race"
         # Runs that were removed since are none of it.
         runs = [run for run in file.read_text("utf-8").split() if run in existing]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,13 +161,15 @@ def thin(rows: pd.DataFrame) -> pd.DataFrame:
 
 def resume_notes(events: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return notes about the resumes of a run, and what had changed at one."""
-    resumes = [event for event in events if event.get("event") == "resume"]
-    notes = [f"resumed {len(resumes)}x"] if resumes else []
-    for event in resumes:
+    notes = []
+    kinds = Counter(str(event.get("event")) for event in events)
+    if kinds["resume"]:
+        notes.append(f"resumed {kinds['resume']}x")
+    for event in events:
         changed = event.get("changed")
         if isinstance(changed, list) and changed:
             notes.append(f"continued with {', '.join(map(str, changed))}")
-    if any(event.get("event") == "override" for event in events):
+    if kinds["override"]:
         notes.append("continued although what decides it had changed")
     return notes
 
@@ -175,9 +178,9 @@ def computed_values(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a recipe that decide what it computes, by dotted key, but the seed."""
     values = {}
     for key, value in flatten(recipe).items():
-        is_computed = key != "seed" and not key.startswith(NOT_COMPUTED)
-        if is_computed and (key, value) != UNSAID:
-            values[key] = value
+        if key.startswith(("seed", *NOT_COMPUTED)) or (key, value) == UNSAID:
+            continue
+        values[key] = value
     return values
 
 

@@ -219,7 +219,7 @@ def test_rm_asks_and_removes_only_what_was_named(root):
     assert (root / "small-seed0").exists()
     assert "removed 2 runs" in run("rm 'small-seed[01]' --yes").stdout
     assert [path.name for path in root.iterdir()] == ["small-seed2"]
-    with pytest.raises(UsageError, match=r"matches 'x\*'\n  `efftrain runs list`"):
+    with pytest.raises(UsageError, match=r"no run 'x\*' in .*\n  `efftrain runs list`"):
         run("rm 'x*' --yes")
 
 

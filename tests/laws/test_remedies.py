@@ -411,7 +411,6 @@ ROWS = [
         f"{TRAIN} --name r-2",
         trained,
     ),
-    Row("matches {}", "runs rm nobody", "efftrain runs list", "runs list"),
     Row(
         "leave --devices out",
         f"{TRAIN} --devices 2",
