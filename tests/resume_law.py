@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from unittest import mock
 
 import torch
 
@@ -78,7 +77,7 @@ def assert_resumes_exactly(recipe: Recipe, after: Sequence[int] = ()) -> list[di
 
     Equal states have equal futures, so no part need be trained to the end.
     """
-    with TemporaryDirectory() as folder, mock.patch("os.fsync"):
+    with TemporaryDirectory() as folder:
         data = RandomTokens(recipe.model.seq_len)
         state = fresh(recipe)
         rows = []
