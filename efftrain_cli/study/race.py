@@ -113,10 +113,14 @@ def file_of(study: Study) -> str:
 
 
 def without_blanks(value: Any) -> Any:
-    """Return values without those that a study file leaves out: None, False, "" and empty lists."""
+    """Return values without those that a study file leaves out: None, False, "" and empty lists. A
+    recipe's key, as a grid has it, is quoted: its dots are part of it."""
     if isinstance(value, dict):
-        kept = {key: inner for key, inner in value.items() if inner not in (None, False, "", ())}
-        return {key: without_blanks(inner) for key, inner in kept.items()}
+        kept = {}
+        for key, inner in value.items():
+            if inner not in (None, False, "", ()):
+                kept[f'"{key}"' if "." in key else key] = without_blanks(inner)
+        return kept
     if isinstance(value, tuple):
         return [without_blanks(inner) for inner in value]
     return value
