@@ -44,13 +44,9 @@ class NarrowLinear(nn.Linear):
         dtype = torch.float32
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-        linear: type[Function] = _Emulated
-        if self.arithmetic.fidelity == "hardware":
-            linear = _Hardware
-
         with torch.autocast(device, enabled=False):
             rows = x.float().flatten(0, -2)
-            y = linear.apply(rows, self.weight, self.bias, self.arithmetic, dtype)
+            y = _Linear.apply(rows, self.weight, self.bias, self.arithmetic, dtype)
         return y.unflatten(0, x.shape[:-1])
 
 
@@ -58,7 +54,7 @@ _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None, None]
 """Of inputs, weight and bias; the other arguments have none."""
 
 
-class _Emulated(Function):
+class _Linear(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -70,14 +66,20 @@ class _Emulated(Function):
     ) -> Tensor:
         ctx.arithmetic = arithmetic
         ctx.has_bias = bias is not None
-        x, scale = to_operand(x, arithmetic.operands)
-        ctx.save_for_backward(x, weight, scale)
-        if arithmetic.forward is None and arithmetic.operands == "fp32":
-            return F.linear(x, weight, bias).to(dtype)
+        ctx.wide = torch.float32
+        is_plain = arithmetic.operands == "fp32"
+        if arithmetic.fidelity == "hardware":
+            ctx.wide = dtype
+            is_plain = True
+        ctx.save_for_backward(x.to(ctx.wide), weight)
+        if bias is not None:
+            bias = bias.to(ctx.wide)
+        role = arithmetic.forward
+        if role is None and is_plain:
+            return F.linear(x.to(ctx.wide), weight.to(ctx.wide), bias).to(dtype)
 
-        rounded, weight_scale = to_operand(weight, arithmetic.operands)
-        product = _product(x, rounded.t(), arithmetic.forward)
-        y = _unscaled(product, scale, weight_scale)
+        format_ = arithmetic.operands
+        y = _multiply(x, format_, weight.t(), format_, arithmetic.fidelity, role, ctx.wide)
         if bias is not None:
             y = y + bias
         return y.to(dtype)
@@ -85,29 +87,65 @@ class _Emulated(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> _Gradients:
-        x, weight, scale = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         arithmetic: Arithmetic = ctx.arithmetic
-        grad = grad.float()
+        of_gradient = arithmetic.gradient_format
+        format_ = arithmetic.operands
+        fidelity = arithmetic.fidelity
         grad_x = grad_weight = grad_bias = None
         if ctx.has_bias:
-            grad_bias = grad.sum(0)
-        grad, grad_scale = to_operand(grad, arithmetic.gradient_format)
-
+            grad_bias = grad.float().sum(0)
         if ctx.needs_input_grad[0]:
-            rounded, weight_scale = to_operand(weight, arithmetic.operands)
-            product = _product(grad, rounded, arithmetic.grad_input)
-            grad_x = _unscaled(product, grad_scale, weight_scale)
+            role = arithmetic.grad_input
+            product = _multiply(grad, of_gradient, weight, format_, fidelity, role, ctx.wide)
+            grad_x = product.float()
         if ctx.needs_input_grad[1]:
-            product = _product(grad.t(), x, arithmetic.grad_weight)
-            grad_weight = _unscaled(product, grad_scale, scale)
+            role = arithmetic.grad_weight
+            dtype = ctx.wide
+            if role is not None:
+                dtype = torch.float32  # its sums over all tokens are not rounded to bf16
+            product = _multiply(grad.t(), of_gradient, x, format_, fidelity, role, dtype)
+            grad_weight = product.float()
         return grad_x, grad_weight, grad_bias, None, None
 
 
-def _product(a: Tensor, b: Tensor, role: Accumulator | None) -> Tensor:
-    """Multiply `a` (m, k) by `b` (k, n), operands in their formats, emulated in an accumulator."""
+def _multiply(
+    a: Tensor,
+    format_a: str,
+    b: Tensor,
+    format_b: str,
+    fidelity: str,
+    role: Accumulator | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Multiply `a` (m, k) by `b` (k, n), each in its format, in the role's accumulator.
+
+    Emulated, the product is in fp32; the device's own is in `dtype`, and so are its operands
+    without a role.
+    """
+    if fidelity == "hardware":
+        if role is None:
+            return a.to(dtype) @ b.to(dtype)
+        if missing := -a.shape[1] % 16:
+            # The number of tokens may be any; the units take multiples of 16.
+            a = F.pad(a.t(), (0, 0, 0, missing)).t()
+            b = F.pad(b, (0, 0, 0, missing))
+        return fp8_matmul(a, format_a, b.t(), format_b, role.fast_accumulation, dtype)
+
+    a, scale_a = to_operand(a.float(), format_a)
+    b, scale_b = to_operand(b, format_b)
     if role is None:
-        return a @ b
-    return torch.ops.efftrain.narrow_matmul(a, b, role.bits, role.chunk, BLOCK, role.exponent_bits)
+        product = a @ b
+    else:
+        product = torch.ops.efftrain.narrow_matmul(
+            a,
+            b,
+            role.bits,
+            role.chunk,
+            BLOCK,
+            role.exponent_bits,
+        )
+    return _unscaled(product, scale_a, scale_b)
 
 
 def _unscaled(product: Tensor, *scales: Tensor | None) -> Tensor:
@@ -117,71 +155,6 @@ def _unscaled(product: Tensor, *scales: Tensor | None) -> Tensor:
         if scale is not None:
             product = product / scale
     return product
-
-
-# --- fp8 by the device's own matrix units ---------------------------------------------------------
-
-
-class _Hardware(Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        arithmetic: Arithmetic,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        ctx.arithmetic = arithmetic
-        ctx.dtype = dtype
-        ctx.has_bias = bias is not None
-        ctx.save_for_backward(x.to(dtype), weight)
-        if bias is not None:
-            bias = bias.to(dtype)
-        role = arithmetic.forward
-        if role is None:
-            return F.linear(x.to(dtype), weight.to(dtype), bias)
-
-        format_ = arithmetic.operands
-        y = fp8_matmul(x, format_, weight, format_, role.fast_accumulation, dtype)
-        if bias is not None:
-            y = y + bias
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> _Gradients:
-        x, weight = ctx.saved_tensors
-        arithmetic: Arithmetic = ctx.arithmetic
-        of_gradient = arithmetic.gradient_format
-        format_ = arithmetic.operands
-        grad_x = grad_weight = grad_bias = None
-        if ctx.has_bias:
-            grad_bias = grad.float().sum(0)
-
-        if ctx.needs_input_grad[0]:
-            role = arithmetic.grad_input
-            if role is None:
-                grad_x = grad.to(ctx.dtype) @ weight.to(ctx.dtype)
-            else:
-                grad_x = fp8_matmul(
-                    grad, of_gradient, weight.t(), format_, role.fast_accumulation, ctx.dtype
-                )
-            grad_x = grad_x.float()
-
-        if ctx.needs_input_grad[1]:
-            role = arithmetic.grad_weight
-            if role is None:
-                grad_weight = (grad.to(ctx.dtype).t() @ x).float()
-            else:
-                # The sum runs over tokens, whose number may be any; the units take multiples of 16.
-                missing = -x.shape[0] % 16
-                left = F.pad(grad, (0, 0, 0, missing)).t()
-                right = F.pad(x, (0, 0, 0, missing)).t()
-                grad_weight = fp8_matmul(
-                    left, of_gradient, right, format_, role.fast_accumulation, torch.float32
-                )
-        return grad_x, grad_weight, grad_bias, None, None
 
 
 def fp8_matmul(
