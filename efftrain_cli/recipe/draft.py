@@ -344,6 +344,8 @@ def apply_override(draft: Draft, override: str) -> None:
     _merge(table, {name: value})
     keys = flatten({key: value})
     draft.places |= dict.fromkeys([key, *keys], source)
+    section, _, _ = key.rpartition(".")
+    draft.places.setdefault(section or key, source)
 
 
 def table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:

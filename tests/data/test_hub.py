@@ -103,18 +103,18 @@ def test_a_lost_connection_costs_what_was_read_since_the_last_shard(monkeypatch,
 
 
 def test_what_a_recipe_needs_of_the_hub():
+    """`small` trains on 2M tokens and validates on 64 windows of 256: the next powers of two, with
+    a last target."""
+
     def limits(*overrides: str) -> Limits:
         return limits_of(load_recipe("small", overrides))
 
-    recipe = load_recipe("small")
-    assert limits("data.max_tokens=5M") == (5_000_000, None)  # local text is prepared whole
-    first = limits("data.train=owner/name")
-    assert first.train is not None and first.valid is not None
-    assert recipe.train.tokens < first.train < 4 * recipe.train.tokens
-    assert first.train.bit_count() == first.valid.bit_count() == 1
-    assert first.valid > recipe.eval.windows * recipe.model.seq_len
-    assert limits("data.train=owner/name", "train.tokens=100M").valid == first.valid
-    assert limits("data.train=owner/name", "data.max_tokens=5M") == (5_000_000, first.valid)
+    there = "data.train=owner/name"
+    assert limits("data.max_tokens=5M") == (5_000_000, None), "local text is prepared whole"
+    assert limits(there) == (1 << 21, 1 << 15)
+    assert limits(there, "train.tokens=100M") == (1 << 27, 1 << 15)
+    assert limits(there, "data.max_tokens=5M", "eval.windows=127") == (5_000_000, 1 << 15)
+    assert limits(there, "data.max_tokens=5M", "eval.windows=128") == (5_000_000, 1 << 16)
 
 
 def texts_of(source: Source) -> list[str]:
