@@ -21,6 +21,8 @@ import pytest
 import torch
 
 from efftrain_cli.foundation.errors import DataError, DiskError, EfftrainError, UsageError
+from efftrain_cli.recipe.check import known_keys
+from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training import dist
 from efftrain_cli.training.launch import refuse_several
 from efftrain_cli.training.session import choose_device
@@ -33,9 +35,10 @@ from tests.trained_run import TEXT
 from tests.tune_warmup.conftest import train_here
 
 KINDS = {"DataError", "UsageError", "DiskError", "DamagedError"}
+SECTIONS = "|".join(key.partition(".")[0] for key in known_keys(Recipe))
 ADVICE = re.compile(
     r"--[a-z]|efftrain [a-z]|EFFTRAIN_|[A-Z]+_[A-Z]{3,}|ulimit|iconv"
-    r"|\b(?:model|data|optim|train|eval|checkpoint|ouroboros|stages|staged_growth)\.[a-z_]"
+    rf"|\b(?:{SECTIONS})\.[a-z_]"
 )
 """What a message advises by name."""
 TINY = (
