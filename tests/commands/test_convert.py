@@ -25,12 +25,25 @@ from tests.trained_run import make_run
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text, a run on it, and the run's export."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("EFFTRAIN_RUNS", "runs")
+        make_run(folder)
+        cli("export random --out hf")
+    return folder
+
+
 @pytest.fixture
-def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainedModel, Path]:
-    """A run, and its export."""
+def exported(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[TrainedModel, Path]:
+    """The run, and its export, in a folder of the test's own."""
     monkeypatch.chdir(tmp_path)
-    make_run(tmp_path)
-    cli("export random --out hf")
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return load_trained_model("random", None, CPU), tmp_path / "hf"
 
 
