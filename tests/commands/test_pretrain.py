@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
@@ -22,14 +23,24 @@ from efftrain_cli.training import display, dist
 from tests.damage import flip
 from tests.fake_runs import read_jsonl
 from tests.faults.conftest import contents
-from tests.launch import Laboratory
+from tests.launch import Laboratory, Zygote, made_text
 from tests.tiny import windows_of
 
 
-@pytest.fixture
-def trained(lab: Laboratory) -> Laboratory:
+@pytest.fixture(scope="module")
+def made(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Laboratory:
     """Run `r` of BASELINE: 20 steps of 128 tokens, cosine from 3e-3 to 3e-4."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "text.txt").write_text(made_text())
+    lab = Laboratory(zygote, folder)
     lab.train()
+    return lab
+
+
+@pytest.fixture
+def trained(lab: Laboratory, made: Laboratory) -> Laboratory:
+    """Run `r`, in a folder of the test's own."""
+    shutil.copytree(made.run("r"), lab.run("r"))
     return lab
 
 
@@ -107,18 +118,16 @@ def test_a_missing_extra_is_said_before_step_1(trained):
     assert contents(trained.run("r")) == before and not trained.run("new").exists()
 
 
-def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab):
-    recipe = lab.recipe()
-    lab.train("silent", recipe=recipe)
-    done = lab.train("shown", "--set 'eval.sample=\"the ea\"'", recipe=recipe)
-    samples = lab.events("shown", "sample")
+def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(trained):
+    done = trained.train("shown", "--set 'eval.sample=\"the ea\"'")
+    samples = trained.events("shown", "sample")
     assert [event["step"] for event in samples] == [0, 5, 10, 15, 20]
     assert len({event["text"] for event in samples}) == 5, "the model has learned in between"
     assert all(f"--- after step {step}: the ea" in done.output for step in (0, 5, 20))
-    lab.assert_equal_runs("shown", "silent", 20)
+    trained.assert_equal_runs("shown", "r", 20)
     # What is shown may change when a run is continued: nothing that is computed depends on it.
-    lab.resume("shown", "--set eval.sample=x --set train.tokens=2688")
-    assert lab.events("shown", "sample")[-1]["prompt"] == "x"
+    trained.resume("shown", "--set eval.sample=x --set train.tokens=2688")
+    assert trained.events("shown", "sample")[-1]["prompt"] == "x"
 
 
 def test_one_step_is_one_line(lab):
