@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from efftrain_cli.compare.arms import Arm
 from efftrain_cli.compare.inference import Estimate, paired
@@ -135,6 +134,8 @@ def trend_of(sizes: np.ndarray, logs: np.ndarray) -> Trend:
         sizes: parameters, (n,), n >= FEWEST_SIZES.
         logs: ln M, (n,).
     """
+    from scipy import stats
+
     doublings = np.log2(sizes)
     line = stats.linregress(doublings, logs)
     df = len(sizes) - 2
