@@ -62,10 +62,15 @@ def main() -> None:
     import safetensors.torch  # noqa: F401
     import tokenizers  # noqa: F401
     import torch
+    import typer
 
+    from efftrain_cli.cli.app import app
     from efftrain_cli.cli.commands import register
 
     register()
+    # Typer reads the signatures of all commands: 60 ms of each child.
+    command = typer.main.get_command(app)
+    typer.main.get_command = lambda _: command
     import efftrain_cli.pretrain
     import efftrain_cli.run_show  # noqa: F401  what verifies, lists and compares runs, and scipy
 
