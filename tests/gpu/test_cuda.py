@@ -186,37 +186,6 @@ def test_the_one_buffer_head_is_the_plain_one_and_padding_rows_get_exactly_nothi
     assert torch.count_nonzero(ours[1][vocab:]) == 0
 
 
-def test_adamw_is_pytorchs_after_five_steps():
-    recipe = small("train.compile=off", "optim.grad_clip=0")
-    state = fresh(recipe)
-    copies = {
-        name: p.detach().clone().requires_grad_() for name, p in state.model.named_parameters()
-    }
-    optim = recipe.optim
-    decays = [p for name, p in copies.items() if p.dim() >= 2 and name != "wpe.weight"]
-    rest = [p for name, p in copies.items() if p.dim() < 2 or name == "wpe.weight"]
-    reference = torch.optim.AdamW(
-        [
-            {"params": decays, "weight_decay": optim.weight_decay},
-            {"params": rest, "weight_decay": 0.0},
-        ],
-        lr=1e-3,
-        betas=optim.betas,
-        eps=optim.eps,
-        fused=False,
-        foreach=False,
-    )
-    plan = full_plan(recipe, 16, 256, 4)._replace(lr=1e-3)
-    generator = torch.Generator(device=CUDA).manual_seed(7)
-    for _ in range(5):
-        for name, parameter in state.model.named_parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator, device=CUDA)
-            copies[name].grad = parameter.grad.clone()
-        update(state, recipe, plan, torch.ones((), device=CUDA))
-        reference.step()
-    torch.testing.assert_close(dict(state.model.named_parameters()), copies, rtol=1e-5, atol=1e-7)
-
-
 def test_a_gradient_that_is_not_finite_changes_nothing_then_or_later():
     recipe = small("train.compile=off")
     state = fresh(recipe)

@@ -6,12 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
-from torch import Tensor
 
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
-from efftrain_cli.model.block import Block
-from tests.tiny import config_of
 
 # By updates t, as the released schedule class gives it for theta = 0.7 and 1,000 steps.
 THETA = {0: 1, 1: 0.97145123, 5: 0.88195920, 10: 0.81036383, 20: 0.74060058, 50: 0.70202138}
@@ -78,23 +74,3 @@ def test_granularity_and_pairs_decide_which_micro_batches_share_gates():
     assert gates(by_micro_step, paired=True) == [alone[0], alone[0], alone[1], alone[1]]
     by_step = replace(by_micro_step, granularity="step")
     assert gates(by_step, paired=False) == [alone[0]] * 4
-
-
-def test_a_scaled_branch_is_the_papers_equation():
-    """Sub-layers x -> 3 x + 8 and x -> 100 x + 2, x = 1, p = 1/2: h = 1 + 11 / p = 23, y = h + 2302
-    / p = 4627."""
-
-    class Attention(torch.nn.Module):
-        def forward(self, x: Tensor, cache: None, see: object) -> Tensor:
-            return 3 * x + 8
-
-    class FeedForward(torch.nn.Module):
-        def forward(self, x: Tensor, see: object) -> Tensor:
-            return 100 * x + 2
-
-    block = Block(
-        config_of(n_layer=1, n_head=1, n_embd=1, seq_len=1, vocab_size=1, padded_vocab_size=1)
-    )
-    block.ln_1, block.ln_2 = torch.nn.Identity(), torch.nn.Identity()
-    block.attn, block.mlp = Attention(), FeedForward()
-    assert block(torch.ones(1, 1, 1), torch.tensor(2.0)).item() == 4627

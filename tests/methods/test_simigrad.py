@@ -110,9 +110,9 @@ def test_lr_factor_is_of_the_batch_relative_to_the_recipes():
     assert linear.lr_factor(384, 128) == 1.5
 
 
-@pytest.mark.parametrize("n_a, n_b", [(4, 4), (256, 256), (32, 96)])
-def test_phi_and_noise_scale_of_a_synthetic_model(n_a, n_b):
+def test_phi_and_noise_scale_of_a_synthetic_model():
     """Gradients G + noise with tr(Sigma) / |G|^2 = 64, 2000 dimensions."""
+    n_a, n_b = 32, 96
     generator = np.random.default_rng(1)
     mean = generator.normal(size=2000)
     mean /= np.linalg.norm(mean)
