@@ -222,11 +222,9 @@ def test_tab_offers_recipes_and_keys(tmp_path, mine):
 
 def test_run_names_are_offered(tmp_path, monkeypatch):
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
-    run = tmp_path / "small-seed1"
-    study = tmp_path / "smaller-study"
-    for folder, file, text in ((run, "recipe.toml", ""), (study, "runs.txt", "small-seed1\n")):
-        folder.mkdir()
-        (folder / file).write_text(text)
+    for name, file in (("small-seed1", "recipe.toml"), ("smaller-study", "runs.txt")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("small-seed1\n")
     assert complete.run_names("small") == ["small-seed1"]
     assert complete.run_names("x") == []
     assert complete.run_or_group_names("small") == ["small-seed1", "smaller"]

@@ -9,14 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from efftrain_cli.data import corpus as shards_module
-from efftrain_cli.data.corpus import Corpus, ShardWriter, TokenShards
+from efftrain_cli.data.corpus import ShardWriter, TokenShards
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.training.session import prepare_session
 from tests.data.conftest import data
 
 
@@ -109,15 +106,6 @@ def test_tokens_are_hashed_once_and_again_if_their_file_changes(cache, book, mon
     assert verify() == both[:1]
     (corpus.folder / "verified.json").write_text("{")
     assert verify() == both
-
-
-def test_a_session_verifies_every_shard_before_step_1(cache, book):
-    settings = ["data.tokenizer=bpe:300", "train.tokens=4096", "data.repeat=true"]
-    recipe = load_recipe("quickstart", [f"data.train={book}", *settings])
-    corpus: Corpus = prepare_session(recipe, torch.device("cpu")).corpus
-    flip_bit(corpus.folder / "train.bin", 100)
-    with pytest.raises(DataError, match="not those that were written"):
-        prepare_session(recipe, torch.device("cpu"))
 
 
 def test_damage_is_refused_with_exit_3(cache, book):
