@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
@@ -45,11 +44,6 @@ _EXPONENT = 0x7F800000
 """The exponent bits of fp32: a number without its sign and mantissa is its power of two."""
 SAMPLES = 4096
 """Outputs drawn from each product."""
-FAR = 6.0
-"""Standard deviations from 0 beyond which a product counts as an outlier."""
-MANY = 0.002
-"""Share of outliers that gets a mark: products of two normal numbers are beyond `FAR` in 0.07 % of
-the cases."""
 
 
 def micro_batch(trained: TrainedModel) -> tuple[Tensor, Tensor]:
@@ -69,11 +63,9 @@ def measure_model(
 ) -> list[dict[str, Any]]:
     """Return the rows of all layers, by role.
 
-    layer, role; n: products in a sum; product_bits: mantissa bits of an exact product;
-    mean_over_sd: |mean| / standard deviation of the products within a sum, root mean square over
-    the sums; outlier_share: share of the products beyond `FAR` standard deviations of them all;
-    bits, chunk: of the accumulator; relative_error: norm of the errors over the norm of the exact
-    sums; vrr_bits: bits that theory asks for with that chunk.
+    layer, role; n: products in a sum; product_bits: mantissa bits of an exact product; bits, chunk:
+    of the accumulator; relative_error: norm of the errors over the norm of the exact sums;
+    vrr_bits: bits that theory asks for with that chunk.
     """
     rows: list[dict[str, Any]] = []
     hooks = []
@@ -138,39 +130,27 @@ class Measure:
     def product(self, a: Tensor, b: Tensor) -> Iterator[dict[str, Any]]:
         """Yield what was measured of some outputs of `a` (m, n) times `b` (n, columns), for all
         bits and chunks."""
-        n = a.shape[1]
         rows = torch.randint(a.shape[0], (SAMPLES,), generator=self.generator).to(a.device)
         columns = torch.randint(b.shape[1], (SAMPLES,), generator=self.generator).to(a.device)
         terms = a.t().index_select(1, rows).mul_(b.index_select(1, columns))  # (n, samples)
         exact = terms.sum(dim=0, dtype=torch.float64)
-        mean = exact / n
-        square = terms.square().sum(dim=0, dtype=torch.float64) / n
-        spread = (square - mean.square()).clamp_min(0).sqrt()
-        ratio = torch.where(spread > 0, mean / spread, 0.0)
-        limit = FAR * float(square.mean().sqrt())
-        shares = {
-            "mean_over_sd": float(ratio.square().mean().sqrt()),
-            "outlier_share": int((terms.abs() > limit).sum()) / terms.numel(),
-        }
         for chunk in CHUNKS:
             # Sums no longer than a chunk are whole.
             sums = sums_in_order(terms, BITS, chunk).double()
             errors = (sums - exact).norm(dim=1) / exact.norm().clamp_min(1e-30)
             for bits, error in zip(BITS, errors.tolist(), strict=True):
-                yield {**shares, "bits": bits, "chunk": chunk, "relative_error": error}
+                yield {"bits": bits, "chunk": chunk, "relative_error": error}
 
 
 def needs_of(sums: pd.DataFrame, error: float) -> pd.DataFrame:
     """Return a row per role and layer: what its sums need for a relative error of at most `error`.
 
     Columns beside those of `sums` that hold for all bits and chunks:
-        has_mean: whether the mean is larger than chance makes it in sums of independent products of
-        mean zero. vrr, vrr_chunked: bits by theory, whole and in chunks of 64. bits, bits_chunked:
-        bits by measurement; one above the most tried if none suffices.
+        vrr, vrr_chunked: bits by theory, whole and in chunks of 64. bits, bits_chunked: bits by
+        measurement; one above the most tried if none suffices.
     """
     products = sums.groupby(["role", "layer"], sort=False)
-    needs = products[["n", "product_bits", "mean_over_sd", "outlier_share"]].first()
-    needs["has_mean"] = needs.mean_over_sd > 1.5 / np.sqrt(needs.n)
+    needs = products[["n", "product_bits"]].first()
     enough = sums[sums.relative_error <= error]
     for chunk, ending in ((0, ""), (PAPERS_CHUNK, "_chunked")):
         theory = sums[sums.chunk == chunk].groupby(["role", "layer"]).vrr_bits
@@ -189,11 +169,6 @@ def lines(needs: pd.DataFrame) -> Iterator[str]:
     )
     columns = ["bits", "bits_chunked", "vrr", "vrr_chunked"]
     yield needs.groupby("role", sort=False)[columns].max().to_string()
-    odd = needs[needs.has_mean | (needs.outlier_share > MANY)]
-    yield (
-        f"{len(odd)} of {len(needs)} products break VRR's assumptions, a mean of zero and few"
-        f" outliers; in {(odd.bits > odd.vrr).sum()} of these the measurement asks for more bits"
-    )
 
 
 def sums_in_order(

@@ -19,7 +19,7 @@ import traceback
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 SCRATCH = Path(tempfile.gettempdir()) / f"efftrain-gpu-{os.getuid()}"
 CACHE = SCRATCH / "inductor"
@@ -64,13 +64,6 @@ class Results:
         self.write()
 
 
-class Timed(Protocol):
-    """What a worker needs of a bench."""
-
-    results: Results
-    deadline: float
-
-
 def set_environment(wheels: Path | None) -> None:
     """Set what PyTorch reads when it is loaded; unpack wheels, for this call alone."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
@@ -91,7 +84,7 @@ def set_environment(wheels: Path | None) -> None:
 
 
 def work(
-    bench: Timed,
+    bench: Any,
     figures: Mapping[str, Callable[[Any, Note], None]],
     limits: Mapping[str, int],
     end: float,

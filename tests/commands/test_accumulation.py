@@ -15,14 +15,13 @@ from tests.trained_run import make_run
 def test_needs_of_sums_by_hand():
     """Of 100 products: 5 bits suffice whole, 4 in chunks of 64."""
     errors = {(4, 0): 0.2, (4, 64): 0.04, (5, 0): 0.01, (5, 64): 0.02}
-    known = {"layer": "a", "role": "forward", "n": 100, "product_bits": 5, "outlier_share": 0.0}
+    known = {"layer": "a", "role": "forward", "n": 100, "product_bits": 5}
     rows = []
     for (bits, chunk), error in errors.items():
         measured = {"bits": bits, "chunk": chunk, "relative_error": error, "vrr_bits": chunk + 4}
-        rows.append({**known, "mean_over_sd": 0.16, **measured})
+        rows.append({**known, **measured})
     sums = pd.DataFrame(rows)
     (need,) = needs_of(sums, 0.04).itertuples()
-    assert need.has_mean  # 1.5 / sqrt(100) = 0.15
     assert (need.bits, need.bits_chunked) == (5, 4)
     assert (need.vrr, need.vrr_chunked) == (4, 68)
     assert needs_of(sums, 0.001).bits.item() == 13
