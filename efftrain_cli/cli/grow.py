@@ -73,6 +73,7 @@ def grow(
     .rewarmup_steps and .schedule_ratio, or stages.2 if RUN was grown before.
     """
     from efftrain_cli.methods.stages import parse_operator
+    from efftrain_cli.run.names import find_run
 
     try:
         operators = [parse_operator(text) for text in operator or []]
@@ -87,6 +88,8 @@ def grow(
             raise UsageError(
                 "--plan needs the curve of a small model, trained from scratch\n  add --small RUN"
             )
+        for each in filter(None, (small, target)):
+            find_run(each)  # before SciPy is imported
         from efftrain_cli.foundation.console import print_folded
         from efftrain_cli.grow.plan_report import plan_lines, read_curve, threshold_of
 
@@ -102,8 +105,6 @@ def grow(
         raise UsageError(
             "no run to grow\n  name one (`efftrain runs list` shows all), or give --plan"
         )
-    from efftrain_cli.run.names import find_run
-
     run = find_run(run).name  # before PyTorch is imported, which takes seconds
     if not operator:
         raise UsageError(

@@ -99,11 +99,12 @@ def show(
 ) -> None:
     """Show one run: its result, what it spent, stability, recipe, text and disk; as JSON also its
     time, events, checkpoints, whole recipe and origin."""
-    from efftrain_cli.plan.describe import LABEL
     from efftrain_cli.run.names import find_run
+
+    path = find_run(name)  # before pandas is imported
+    from efftrain_cli.plan.describe import LABEL
     from efftrain_cli.run_show import lines_of_run, values_of_run
 
-    path = find_run(name)
     if format_ == "json":
         print_json(values_of_run(path))
     else:
@@ -114,9 +115,11 @@ def show(
 def checkpoints(name: RunArgument) -> None:
     """List what a run has saved: step, size, time."""
     from efftrain_cli.run.names import find_run
+
+    path = find_run(name)
     from efftrain_cli.run_show import describe_checkpoints
 
-    print("\n".join(describe_checkpoints(find_run(name))))
+    print("\n".join(describe_checkpoints(path)))
 
 
 @runs_app.command(examples=("efftrain runs verify small-seed1234",))
@@ -125,10 +128,12 @@ def verify(name: RunArgument) -> None:
     is damaged."""
     from efftrain_cli.run.directory import run_path, runs_root
     from efftrain_cli.run.names import find_run
+
+    is_study = (runs_root() / name / "plan.json").exists()
+    path = run_path(name) if is_study else find_run(name)
     from efftrain_cli.run_show import verify_run
 
-    is_state = any((runs_root() / name / file).exists() for file in ("plan.json", "search.json"))
-    print(verify_run(run_path(name) if is_state else find_run(name)))
+    print(verify_run(path))
 
 
 @runs_app.command(examples=("efftrain runs rm small-seed1234", "efftrain runs rm 'try-*' --yes"))
