@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
 from copy import deepcopy
 from difflib import SequenceMatcher
 from functools import cache
@@ -48,10 +47,13 @@ class Key(NamedTuple):
         return " ".join(paragraph.split())
 
 
+Keys = dict[str, Key]
+
+
 @cache
-def known_keys(cls: Any) -> dict[str, Key]:
+def known_keys(cls: Any) -> Keys:
     """Map every dotted key and section of a class to what it is; a [[section]] has no number."""
-    keys: dict[str, Key] = {}
+    keys: Keys = {}
     for name, info in cls.__pydantic_fields__.items():
         section = _section_class(info.annotation)
         is_optional = type(None) in get_args(info.annotation) or info.default == ()
@@ -143,13 +145,15 @@ def _problem(draft: Draft, key: str, rule: str) -> Problem:
     return Problem(key, rule, shown, ", ".join(sources))
 
 
+Rules = dict[str, str]
+"""Dotted key -> the rule that it breaks."""
 UNKNOWN = "unknown key"
 REQUIRED = "is required"
 
 
-def _rules_of(error: ValidationError, known: Mapping[str, Key]) -> dict[str, str]:
-    """Map the keys that pydantic refuses to the rules that they break."""
-    rules: dict[str, str] = {}
+def _rules_of(error: ValidationError, known: Keys) -> Rules:
+    """Return the rules that pydantic finds broken."""
+    rules: Rules = {}
     for breach in error.errors(include_url=False):
         broken = [_rule_of(breach, known)]
         cause = breach.get("ctx", {}).get("error")
@@ -162,20 +166,23 @@ def _rules_of(error: ValidationError, known: Mapping[str, Key]) -> dict[str, str
     return rules
 
 
-def _explained(rules: Mapping[str, str], cls: Any) -> dict[str, str]:
+def _explained(rules: Rules, cls: Any) -> Rules:
     """Say what each unknown key may mean. A required key that is misspelt is one mistake."""
     unknown = [key for key, rule in rules.items() if rule == UNKNOWN]
     # A comparison with all keys takes milliseconds: none for thousands of mistakes.
     meant = {key: _nearest_key(key, cls) for key in unknown[:MISTAKES]}
-    explained = {}
+    explained: Rules = {}
     for key, rule in rules.items():
         if meant.get(key):
             rule += f"; did you mean {meant[key]}?"
         elif rule == UNKNOWN:
             section = _section_of(key)
-            names = [known for known in known_keys(cls) if _section_of(known) == section]
+            names = []
+            for known, about in known_keys(cls).items():
+                if _section_of(known) == section:
+                    names.append(about.name)
             place = f"[{section}]" if section else "the top level"
-            rule += f"; {place} has {', '.join(name.rpartition('.')[2] for name in names)}"
+            rule += f"; {place} has {', '.join(names)}"
         if rule != REQUIRED or key not in meant.values():
             explained[key] = rule
     return explained
@@ -193,7 +200,7 @@ def read_aliases(table: str) -> dict[str, Any]:
 @cache
 def _names(cls: Any) -> list[tuple[str, str]]:
     """List (name, dotted key) of all keys, then of what other programs call them."""
-    names = [(key.rpartition(".")[2], key) for key in known_keys(cls)]
+    names = [(about.name, key) for key, about in known_keys(cls).items()]
     aliases = read_aliases("keys")
     for section, method in methods_in(cls).items():
         for key, others in method.aliases.items():
@@ -251,7 +258,7 @@ _PHRASES = {
 """Phrases of pydantic's in our words."""
 
 
-def _rule_of(breach: Any, known: Mapping[str, Key]) -> tuple[str, str]:
+def _rule_of(breach: Any, known: Keys) -> tuple[str, str]:
     """Return the dotted key of a pydantic error, and the rule that it breaks."""
     kind = breach["type"]
     key = ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,10 @@ from efftrain_cli.foundation.errors import Problem, RecipeError, nearest
 from efftrain_cli.recipe.toml import flatten, toml_value
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+Values = dict[str, Any]
+"""Nested tables as TOML gives them."""
+Places = dict[str, str]
+"""Dotted key or section -> where it was written: "file:line", or "--set key=value"."""
 MISTAKES = 100
 """Mistakes of a recipe that are listed; more are counted."""
 
@@ -39,18 +43,17 @@ class Draft:
     """Or "study"."""
     bases: list[Path] = field(default_factory=list)
     """Files that it inherits from, nearest first."""
-    values: dict[str, Any] = field(default_factory=dict)
-    """Nested tables as TOML gives them."""
-    places: dict[str, str] = field(default_factory=dict)
-    """Dotted key or section -> where it was written: "file:line", or "--set key=value"."""
+    values: Values = field(default_factory=dict)
+    places: Places = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     """Mistakes of overrides."""
 
     def origin(self, key: str) -> str:
         """Return where `key` was written, or the table around it, or the file."""
-        return self.places.get(_enclosing(key, self.places), shown_path(self.path))
+        table = _enclosing(key, self.places)
+        return self.places.get(table, shown_path(self.path))
 
-    def add(self, values: Mapping[str, Any], places: Mapping[str, str]) -> None:
+    def add(self, values: Values, places: Places) -> None:
         """Lay the values of a file or an override over these.
 
         Args:
@@ -79,9 +82,10 @@ class Draft:
 def shown_path(path: Path) -> str:
     """Return the path as a user would type it: relative to the working directory where it lies
     below it."""
+    here = Path.cwd()
     path = path.absolute()
-    if path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
+    if path.is_relative_to(here):
+        path = path.relative_to(here)
     return str(path)
 
 
@@ -155,7 +159,8 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         hint = f"did you mean {inside}?"
     elif Path(name_or_path).is_file():
         hint = f"to train on it as text: --recipe small --set data.train={name_or_path}"
-    looked = " and ".join(dict.fromkeys(map(shown_path, candidates)))
+    places = dict.fromkeys(map(shown_path, candidates))
+    looked = " and ".join(places)
     raise RecipeError(f"there is no recipe {name_or_path!r}: looked for {looked}\n  {hint}")
 
 
@@ -187,7 +192,8 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
         try:
             path = _find_base(base, [draft.path, *draft.bases])
         except RecipeError as error:
-            problem = Problem("base", str(error), toml_value(base), places["base"])
+            written = toml_value(base)
+            problem = Problem("base", str(error), written, places["base"])
             raise draft.error([problem]) from None
         draft.bases.append(path)
     for values, places in reversed(layers):
@@ -246,7 +252,7 @@ def _text(path: Path) -> str:
         raise RecipeError(f"{shown_path(path)}: {error.strerror}") from None
 
 
-def _read_layer(path: Path, draft: Draft) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_layer(path: Path, draft: Draft) -> tuple[Values, Places]:
     """Return the values of a file of a draft, and where its keys and headers stand.
 
     Raises:
@@ -275,7 +281,7 @@ _HEADER = re.compile(r"\s*(\[\[?)\s*([\w.-]+)\s*\]")
 _KEY = re.compile(r"\s*([\w.-]+)\s*=")
 
 
-def _places_in(text: str, file: str) -> dict[str, str]:
+def _places_in(text: str, file: str) -> Places:
     """Map dotted keys to "file:line", for keys and headers that begin a line, and "" to the file;
     the n-th [[table]] is `table.n`, from 0."""
     places = {"": file}
@@ -294,14 +300,14 @@ def _places_in(text: str, file: str) -> dict[str, str]:
     return places
 
 
-def _enclosing(key: str, places: Mapping[str, str]) -> str:
+def _enclosing(key: str, places: Places) -> str:
     """Return `key`, or the innermost table around it that has a place, or ""."""
     while key and key not in places:
         key = key.rpartition(".")[0]
     return key
 
 
-def _merge(into: dict[str, Any], table: Mapping[str, Any]) -> None:
+def _merge(into: Values, table: Values) -> None:
     """Lay `table` over `into`: tables are merged; everything else, arrays of tables included, is
     replaced."""
     for name, value in table.items():
@@ -348,7 +354,7 @@ def apply_override(draft: Draft, override: str) -> None:
     draft.places.setdefault(section or key, source)
 
 
-def table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+def table_of(values: Values, key: str) -> tuple[Values, str]:
     """Return the table that a dotted key is in, made if it is missing, and the name in it.
 
     Raises:
