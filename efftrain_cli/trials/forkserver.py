@@ -40,7 +40,6 @@ MODULES = (
     "getpass",
     "numpy.ctypeslib",
     "numpy.ma",
-    "rich._emoji_codes",
     "rich.progress",
     "safetensors.torch",
     "tokenizers",
