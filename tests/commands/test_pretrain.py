@@ -23,24 +23,15 @@ from efftrain_cli.training import display, dist
 from tests.damage import flip
 from tests.fake_runs import read_jsonl
 from tests.faults.conftest import contents
-from tests.launch import Laboratory, Zygote, made_text
+from tests.launch import Laboratory
 from tests.tiny import windows_of
 
 
-@pytest.fixture(scope="module")
-def made(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Laboratory:
-    """Run `r` of BASELINE: 20 steps of 128 tokens, cosine from 3e-3 to 3e-4."""
-    folder = tmp_path_factory.mktemp("made")
-    (folder / "text.txt").write_text(made_text())
-    lab = Laboratory(zygote, folder)
-    lab.train()
-    return lab
-
-
 @pytest.fixture
-def trained(lab: Laboratory, made: Laboratory) -> Laboratory:
-    """Run `r`, in a folder of the test's own."""
-    shutil.copytree(made.run("r"), lab.run("r"))
+def trained(lab: Laboratory) -> Laboratory:
+    """Run `r` of BASELINE: 20 steps of 128 tokens, cosine from 3e-3 to 3e-4."""
+    lab.train_whole()
+    shutil.copytree(lab.run("whole"), lab.run("r"))
     return lab
 
 

@@ -44,21 +44,15 @@ def fake_wandb(folder: Path, source: str) -> str:
     return str(folder / "fake")
 
 
-def recipe_and_run_without(lab: Laboratory) -> str:
-    """A recipe, trained as run "without": what every run beside wandb must equal."""
-    recipe = lab.recipe()
-    lab.train("without", recipe=recipe)
-    return recipe
-
-
 def said_by_undisturbed(process: Process, lab: Laboratory) -> str:
-    """Run "r" ends within 15 s of its last step, with the losses of "without"; returns what it
-    printed to stderr."""
+    """Run "r" ends within 15 s of its last step, with the losses of a run without wandb; returns
+    what it printed to stderr."""
     process.wait_for(lambda: lab.last_step("r") == 20)
     ended = time.monotonic()
     assert process.wait(60) == 0, process.errors
     assert time.monotonic() - ended < 15
-    lab.assert_equal_runs("r", "without", 20)
+    lab.train_whole()
+    lab.assert_equal_runs("r", "whole", 20)
     said = process.errors
     assert "Traceback" not in said
     return said
@@ -67,10 +61,9 @@ def said_by_undisturbed(process: Process, lab: Laboratory) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_wandb_cannot_harm_a_run(lab, fault):
-    recipe = recipe_and_run_without(lab)
     path = f"{fake_wandb(lab.folder, FAULTS[fault])}:{REPOSITORY}"
     online = ("--wandb", "online")
-    process = lab.start(*lab.words("r", recipe), *online, PYTHONPATH=path, WANDB_API_KEY="x" * 40)
+    process = lab.start(*lab.words("r"), *online, PYTHONPATH=path, WANDB_API_KEY="x" * 40)
     said_by_undisturbed(process, lab)
     log = (lab.run("r") / "wandb" / "follow.log").read_text()
     assert SAID[fault] in log, log
@@ -90,14 +83,13 @@ def test_the_real_wandb_without_a_working_server(lab, network):
     """wandb's own retries go on in the child: the run ends in time, with the same losses, an
     offline copy and one warning."""
     pytest.importorskip("wandb")
-    recipe = recipe_and_run_without(lab)
     with contextlib.ExitStack() as stack:
         if network == "nobody listens":
             address = "http://127.0.0.1:9"  # the port of "discard", which nothing serves
         else:
             address = stack.enter_context(silent_server())
         process = lab.start(
-            *lab.words("r", recipe),
+            *lab.words("r"),
             "--wandb",
             "online",
             WANDB_BASE_URL=address,
