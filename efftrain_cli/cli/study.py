@@ -65,10 +65,9 @@ def study(
     if plan + check + status > 1:
         raise UsageError("--plan, --check and --status exclude each other\n  give one of them")
     from efftrain_cli.foundation.console import print_folded
-    from efftrain_cli.study.conduct import conduct, runner_of
+    from efftrain_cli.study.conduct import check_steps, conduct, runner_of
     from efftrain_cli.study.plans import read_study
     from efftrain_cli.study.text import check_judgeable, plan_lines, status_lines
-    from efftrain_cli.trials.checking import check_steps
 
     planned = read_study(file)
     if plan:
@@ -79,7 +78,7 @@ def study(
         return
     check_judgeable(planned)
     if check:
-        print_folded("\n".join(check_steps(planned.trials(1), device, devices)))
+        print_folded("\n".join(check_steps(planned, device, devices)))
         return
     runner = runner_of(planned, device, devices, jobs, array=array)
     comparison = conduct(planned, runner)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from efftrain_cli.compare.comparison import Comparison, compare
 from efftrain_cli.compare.inference import shares
@@ -17,7 +19,7 @@ from efftrain_cli.compare.show import estimate_text
 from efftrain_cli.foundation.console import counted, listed, say
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import make_folder, write_whole
-from efftrain_cli.run.directory import checkpoints_of, runs_root
+from efftrain_cli.run.directory import checkpoints_of, runs_in, runs_root
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.manifest import keep_weights
 from efftrain_cli.run.reading import Run
@@ -28,8 +30,10 @@ from efftrain_cli.study.tuning import TUNED, tune, tuning_trials
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.command import CommandRunner
 from efftrain_cli.trials.runner import TrialRunner
-from efftrain_cli.trials.trial import Runner, Trial
+from efftrain_cli.trials.trial import Runner, Trial, check_comparable
 
+CHECKED = 2
+"""Steps by which a recipe is checked."""
 HOPELESS_FROM = 5
 """Fewest pairs at which a claim may be given up."""
 
@@ -122,6 +126,25 @@ def runner_of(
         devices=devices,
         study="race" if plan.is_race else plan.name,
     )
+
+
+def check_steps(plan: Plan, device: str, devices: int) -> list[str]:
+    """Train CHECKED real steps of each recipe of a plan, in a folder that is removed; return a line
+    each.
+
+    Raises:
+        EfftrainError: a recipe does not train.
+    """
+    trials = [trial for trial in plan.trials(1) if trial.trunk is None]
+    check_comparable(trials)
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="efftrain-check-") as folder, runs_in(Path(folder)):
+        runner = TrialRunner(Path(folder), device=device, devices=devices)
+        for trial in trials:
+            (run,) = runner.train([replace(trial, until=CHECKED)], f"check of {trial.arm}")
+            loss = run.spent("val_loss")
+            lines.append(f"{trial.arm}: {CHECKED} steps, validation loss {loss:.4f}")
+    return lines
 
 
 def drop_states(trials: Iterable[Trial]) -> None:

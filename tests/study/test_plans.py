@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
@@ -104,6 +106,18 @@ def test_the_status_of_a_tuned_study(folder):
         "tuning  4 of 4 runs: warm 0.001, plain 0.001",
         f"judging 0 of 4 runs; {judged.name} at step 50",
     ]
+
+
+@pytest.mark.slow
+def test_a_check_trains_two_steps_of_each_recipe(folder, efftrain):
+    write_recipes(folder)
+    study(folder, WARM)
+    told = efftrain("study s.toml --check --device cpu").stdout
+    losses = re.findall(r"^(plain|warm): 2 steps, validation loss (\d\.\d{4})$", told, re.M)
+    assert [name for name, _ in losses] == ["plain", "warm"]
+    # Near ln 300, as of weights that have hardly moved.
+    assert all(float(loss) == pytest.approx(5.7, abs=0.2) for _, loss in losses)
+    assert not (folder / "runs").exists()
 
 
 def test_a_study_that_cannot_be_judged_is_refused(folder):
