@@ -37,6 +37,8 @@ def test_three_pairs_by_hand():
     assert (row.low, row.high) == pytest.approx((-0.2 - half, -0.2 + half))
     assert (row.n, row.verdict, row.unit) == (3, "undecided", "nats/token")
     assert (row.baseline, row.mean) == pytest.approx((4.1, 3.9))
+    power = stats.nct.sf(4.302652729911275, 2, row.could_see / (0.1 / math.sqrt(3)))
+    assert power == pytest.approx(0.8)
 
 
 def test_unshared_seeds_are_left_out_and_named():
@@ -223,3 +225,11 @@ def test_each_recipe_stands_at_its_best_setting():
     comparison = compare([*make_arm("base", BASE), *slow, *fast, *failing], baseline="base")
     assert row_of(comparison, arm="arm").estimate == pytest.approx(-0.2)
     assert "arm: the best of 3 settings by these seeds: looks too good" in comparison.caveats
+
+
+def test_recipes_are_compared_at_the_largest_budget_that_both_have():
+    base = make_arm("base", BASE) + make_arm("base", [3.0, 3.1, 3.2], tokens=2000.0)
+    arm = make_arm("arm", LOWER)
+    assert judged(base, arm).baseline == pytest.approx(4.1)
+    arm += make_arm("arm", [2.9, 2.9, 2.9], tokens=2000.0)
+    assert judged(base, arm).baseline == pytest.approx(3.1)
