@@ -151,7 +151,7 @@ def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[Non
     copies = (run / "wandb").glob("offline-run-*")
     copy = max(copies, key=lambda path: path.stat().st_mtime, default=None)
     if mode != "off" and copy is not None:
-        print(f"wandb      offline copy in {copy}; send it with: wandb sync {copy}")
+        print(f"wandb   offline copy in {copy}; send it with: wandb sync {copy}")
 
 
 def chosen_mode(mode: str) -> str:
