@@ -139,25 +139,6 @@ def efftrain(zygote: Zygote, tmp_path: Path, tmp_path_factory: pytest.TempPathFa
     return run
 
 
-@pytest.fixture
-def fresh_efftrain(tmp_path: Path) -> Efftrain:
-    """As `efftrain`, in a new interpreter: for what Python, PyTorch or CUDA reads when it
-    starts."""
-
-    def run(
-        line: str, *words: str, code: int = 0, timeout: float = 120, **env: str
-    ) -> subprocess.CompletedProcess[str]:
-        from tests.launch import start_efftrain
-
-        args = typed(line, *words)
-        process = start_efftrain(tmp_path, *args, **env)
-        out, err = process.communicate(timeout=timeout)
-        assert process.returncode == code, out + err
-        return subprocess.CompletedProcess(args, code, out, err)
-
-    return run
-
-
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real text beside the repository; the test skips where it is absent."""

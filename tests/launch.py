@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from tests.conftest import REPOSITORY, typed
 from tests.fake_runs import without_times
 
@@ -75,12 +74,18 @@ def made_text(size: int = 200_000) -> str:
     return "\n".join(lines)
 
 
-def write_recipe(folder: Path, *overrides: str, name: str = "r", extra: str = "") -> Path:
-    """Write made text and BASELINE on it, with overrides as `--set` takes them."""
-    (folder / "text.txt").write_text(made_text())
+def write_recipe(folder: Path, name: str = "r", extra: str = "", **replaced: str) -> Path:
+    """Write made text, unless `folder` has some, and BASELINE on it, with `key = value` lines
+    replaced and sections added."""
+    text = folder / "text.txt"
+    if not text.exists():
+        text.write_text(made_text())
+    lines = BASELINE.replace("TEXT", str(text)).splitlines()
+    for key, value in replaced.items():
+        assert any(line.startswith(f"{key} = ") for line in lines), key
+        lines = [f"{key} = {value}" if line.startswith(f"{key} = ") else line for line in lines]
     path = folder / f"{name}.toml"
-    path.write_text(BASELINE.replace("TEXT", str(folder / "text.txt")) + extra)
-    path.write_text(dump_recipe(load_recipe(str(path), overrides)))
+    path.write_text("\n".join(lines) + "\n" + extra)
     return path
 
 
@@ -257,14 +262,8 @@ class Laboratory:
     started: int = field(default=0)
 
     def recipe(self, name: str = "tiny", extra: str = "", **replaced: str) -> str:
-        """Writes BASELINE with `old = new` lines replaced and sections added; returns its path."""
-        lines = BASELINE.replace("TEXT", str(self.folder / "text.txt")).splitlines()
-        for key, value in replaced.items():
-            assert any(line.startswith(f"{key} = ") for line in lines), key
-            lines = [f"{key} = {value}" if line.startswith(f"{key} = ") else line for line in lines]
-        path = self.folder / f"{name}.toml"
-        path.write_text("\n".join(lines) + "\n" + extra)
-        return str(path)
+        """Return the path of a recipe as `write_recipe` writes it."""
+        return str(write_recipe(self.folder, name, extra, **replaced))
 
     def start(self, *args: str, inject: str = "", **env: str) -> Process:
         """`efftrain ARGS` in a process of its own; `inject` is run in it first."""

@@ -31,7 +31,7 @@ def test_quiet_prints_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console, "_silent", False)  # as before, at the end
     monkeypatch.setattr(runner, "TrialRunner", partial(runner.TrialRunner, launch=train_here))
-    write_recipe(tmp_path, "eval.windows=8")
+    write_recipe(tmp_path, windows="8")
     for command in ("prepare", "pretrain"):
         assert cli(f"{command} r.toml -q").output == ""
     assert (tmp_path / "runs" / "r-seed1234" / "metrics.jsonl").is_file()

@@ -8,7 +8,6 @@ import shlex
 
 import pytest
 
-from efftrain_cli.cli.commands import register
 from tests.conftest import REPOSITORY, cli
 from tests.docs.pages import commands_of, text_of
 
@@ -17,7 +16,6 @@ PAGE = text_of("tune-warmup")
 
 @pytest.mark.parametrize("command", commands_of("tune-warmup"))
 def test_the_plans_in_the_page_are_printed(command):
-    register()
     assert command.endswith("--plan")
     assert "stable on all of them" in cli(*shlex.split(command)[1:]).output
 

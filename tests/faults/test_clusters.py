@@ -62,8 +62,7 @@ def executable(path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("number, tasks, code", [(0, 2, 75), (1, 1, 1)], ids=["srun", "torchrun"])
 def test_a_job_is_stopped_before_its_limit_requeued_and_goes_on(tmp_path, number, tasks, code):
-    long = ("train.tokens=25_600", "data.repeat=true", "checkpoint.every=1000")
-    write_recipe(tmp_path, *long, name="gpt2-117m")
+    write_recipe(tmp_path, "gpt2-117m", tokens="25_600", every="1000")
     script = (
         batch_file(number)
         .replace("--recipe gpt2-117m", "--recipe gpt2-117m.toml")

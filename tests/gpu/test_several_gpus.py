@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY, Efftrain
+from tests.conftest import REPOSITORY, sets, typed
+from tests.launch import start_efftrain
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,20 +31,24 @@ def losses(folder: Path, run: str) -> list[float]:
     return [row["loss"] for row in map(json.loads, lines) if row.get("loss") is not None]
 
 
-def train(fresh_efftrain: Efftrain, name: str, *args: str, **env: str) -> None:
-    sets = [word for setting in SETTINGS for word in ("--set", setting)]
-    command = ["pretrain", "--recipe", "small", "--name", name, "--no-probe", *sets]
-    fresh_efftrain(*command, *args, timeout=600, **env)
+def efftrain(folder: Path, line: str, *words: str, **env: str) -> None:
+    process = start_efftrain(folder, *typed(line, *words), **env)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, out + err
 
 
-def test_two_gpus_give_the_losses_of_one(tmp_path, fresh_efftrain):
-    train(fresh_efftrain, "one")
-    train(fresh_efftrain, "two", "--devices", "2")
+def train(folder: Path, name: str, line: str = "", **env: str) -> None:
+    efftrain(folder, f"pretrain small --name {name} --no-probe {line}", *sets(*SETTINGS), **env)
+
+
+def test_two_gpus_give_the_losses_of_one(tmp_path):
+    train(tmp_path, "one")
+    train(tmp_path, "two", "--devices 2")
     one = losses(tmp_path, "one")
     assert len(one) == 40 and losses(tmp_path, "two") == pytest.approx(one, rel=1e-4)
 
 
-def test_a_sum_beside_the_backward_pass_moves_no_bit(tmp_path, fresh_efftrain):
+def test_a_sum_beside_the_backward_pass_moves_no_bit(tmp_path):
     """In small buckets, of which some are sent early."""
     patch = "import efftrain_cli.training.dist as dist\ndist.BUCKET = 1 << 16\n"
     after = (
@@ -57,18 +62,13 @@ def test_a_sum_beside_the_backward_pass_moves_no_bit(tmp_path, fresh_efftrain):
         (tmp_path / name / "sitecustomize.py").write_text(
             f"import os\nif 'RANK' in os.environ:\n{indented}"
         )
-        train(
-            fresh_efftrain,
-            name,
-            "--devices",
-            "2",
-            PYTHONPATH=f"{tmp_path / name}{os.pathsep}{REPOSITORY}",
-        )
+        path = f"{tmp_path / name}{os.pathsep}{REPOSITORY}"
+        train(tmp_path, name, "--devices 2", PYTHONPATH=path)
     assert losses(tmp_path, "beside") == losses(tmp_path, "after")
 
 
-def test_two_gpus_resume_exactly(tmp_path, fresh_efftrain):
-    train(fresh_efftrain, "whole", "--devices", "2")
-    train(fresh_efftrain, "cut", "--devices", "2", "--steps", "17")
-    fresh_efftrain("pretrain", "--resume", "cut", "--no-probe", "--devices", "2", timeout=600)
+def test_two_gpus_resume_exactly(tmp_path):
+    train(tmp_path, "whole", "--devices 2")
+    train(tmp_path, "cut", "--devices 2 --steps 17")
+    efftrain(tmp_path, "pretrain --resume cut --no-probe --devices 2")
     assert losses(tmp_path, "cut") == losses(tmp_path, "whole")
