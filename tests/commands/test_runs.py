@@ -223,6 +223,17 @@ def test_rm_stays_inside_the_folder_of_runs(root, name):
         remove_runs([name])
 
 
+def test_rm_of_a_race_leaves_its_baseline_and_the_runs_of_others(root):
+    for name in ("base-seed1", "own-seed1", "both-seed1"):
+        write_run(root, "small", 1, name=name)
+    (root / "base.races").touch()
+    for race, runs in (("race-1", "base-seed1 own-seed1 both-seed1"), ("race-2", "both-seed1")):
+        (root / race).mkdir()
+        (root / race / "study.toml").touch()
+        (root / race / "runs.txt").write_text(runs)
+    assert [path.name for path in remove_runs(["race-1"])] == ["own-seed1", "race-1"]
+
+
 def test_rm_follows_no_link(root, tmp_path_factory):
     outside = write_run(tmp_path_factory.mktemp("outside"), "kept", 0)
     (root / "link").symlink_to(outside)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.run.stability import LossSpikeDetector
+from efftrain_cli.run.stability import LossSpikeDetector, count_jumps
 
 RECORDED = Path(__file__).parent.parent / "recorded"
 
@@ -48,3 +48,8 @@ def test_each_jump_is_one_spike_and_what_is_not_finite_none():
     for at in (100, 200):
         losses[at : at + 3] = [9.0, 9.0, 9.0]
     assert spikes_of(losses) == [101, 201]
+
+
+def test_a_jump_is_a_fifth_above_the_lowest_loss_so_far():
+    """Above 3.6, and from the lowest of 2.0 on above 2.4."""
+    assert count_jumps([3.0, 3.59, 3.61, 2.0, 2.39, 2.41, 2.5]) == 3
