@@ -24,7 +24,7 @@ from efftrain_cli.trackers import tensorboard
 from efftrain_cli.training import dist, resuming
 from efftrain_cli.training.branch import Branch
 from efftrain_cli.training.display import screen_of, show_header, show_result, show_steps
-from efftrain_cli.training.loading import load_newest, newest_recipe
+from efftrain_cli.training.loading import check_not_orphaned, load_newest, newest_recipe
 from efftrain_cli.training.logbook import Logbook
 from efftrain_cli.training.memory import memory_errors, peak_memory
 from efftrain_cli.training.origin import begin_segment, environment_of, origin_of
@@ -122,6 +122,7 @@ def resume(
             state = fresh_state(session)
             loaded = load_newest(path, state, recipe)
         if loaded.path is None:
+            check_not_orphaned(path)
             resuming.check_beginning(path, from_start)
         if loaded.recipe != written:  # of an older checkpoint
             changes = resuming.check_recipe(path, loaded.recipe, recipe, override)

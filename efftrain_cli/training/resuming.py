@@ -23,7 +23,6 @@ from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.origin import check_text_is_named, origin_data, read_origin
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.training import dist
-from efftrain_cli.training.loading import check_not_orphaned
 
 Differences = list[list[Any]]
 """[key, before, now] of what a resumed run differs in."""
@@ -214,10 +213,8 @@ def check_beginning(run: Path, from_start: bool) -> None:
     """Check that a run without a checkpoint may begin at step 1.
 
     Raises:
-        CheckpointError: its first weights came from another run, or it has trained before and
-            `from_start` is not given.
+        CheckpointError: it has trained before and `from_start` is not given.
     """
-    check_not_orphaned(run)
     step = last_row(run).get("step", 0)
     if step and not from_start:
         raise CheckpointError(
