@@ -302,11 +302,6 @@ def find_checkpoint(
         CheckpointError: there is none yet, or the one asked for (or every one) is damaged.
         NewerFormatError: the newest that is whole was written by a newer efftrain.
     """
-
-    def verify(path: Path) -> Path:
-        verify_checkpoint(path, needed)
-        return path
-
     checkpoints = checkpoints_of(run)
     if not checkpoints:
         check_not_orphaned(run)
@@ -316,11 +311,12 @@ def find_checkpoint(
             f"  wait for it, or if the run has stopped: `efftrain pretrain --resume {run.name}`"
         )
     if wanted is None:
-        newest, _, _ = newest_whole(checkpoints, verify)
+        newest, _, _ = newest_whole(checkpoints, lambda path: verify_checkpoint(path, needed))
         return newest
     for path in checkpoints:
         if wanted in (path.name, str(checkpoint_step(path))):
-            return verify(path)
+            verify_checkpoint(path, needed)
+            return path
     steps = [str(checkpoint_step(path)) for path in checkpoints]
     raise UsageError(
         f"--checkpoint {wanted}: run {run.name!r} has checkpoints of steps {', '.join(steps)}"

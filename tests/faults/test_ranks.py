@@ -214,7 +214,7 @@ def test_a_rank_that_hangs_ends_all_by_the_limit_of_the_group(lab):
     """F80."""
     patience = "import datetime, efftrain_cli.training.dist as d\n"
     patience += "d.PATIENCE = datetime.timedelta(seconds=10)"
-    inject = f"{patience}\n{CALLS.replace('FAULT', 'time.sleep(45)')}"
+    inject = f"{patience}\n{CALLS.replace('FAULT', 'time.sleep(20)')}"
     run = launch(lab, inject=inject, everywhere=patience)
     assert run.wait(90) == 1, run.errors
     assert "no answer from another process of the run" in run.errors
