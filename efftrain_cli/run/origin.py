@@ -11,6 +11,9 @@ from efftrain_cli.foundation.records import Part, Record, damaged, read_record, 
 
 ORIGIN = "origin.json"
 RESTORE = "Restore it from a copy of the run, or remove the run with `efftrain runs rm`"
+NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample")
+"""Recipe keys that change nothing of what a run computes: a continued run, or another, may differ
+in them."""
 
 
 class OriginData(Part):

@@ -17,7 +17,8 @@ from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.columns import COLUMNS, find_column
 from efftrain_cli.run.metrics import last_row, read_metrics
 from efftrain_cli.run.names import recipe_name
-from efftrain_cli.run.small_files import NOT_COMPUTED, read_run
+from efftrain_cli.run.origin import NOT_COMPUTED
+from efftrain_cli.run.small_files import read_run
 from efftrain_cli.run.stability import count_jumps
 from efftrain_cli.run.status import ENDED, status_of
 

@@ -16,10 +16,6 @@ from efftrain_cli.foundation.records import damaged, read_small_text
 from efftrain_cli.run.lines import Values, read_lines
 from efftrain_cli.run.origin import RESTORE, read_origin
 
-NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample")
-"""Recipe keys that change nothing of what a run computes: a continued run, or another, may differ
-in them."""
-
 
 class SmallFiles(NamedTuple):
     """What a run's small files say."""

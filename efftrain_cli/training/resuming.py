@@ -20,8 +20,12 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.metrics import last_row
-from efftrain_cli.run.origin import check_text_is_named, origin_data, read_origin
-from efftrain_cli.run.small_files import NOT_COMPUTED
+from efftrain_cli.run.origin import (
+    NOT_COMPUTED,
+    check_text_is_named,
+    origin_data,
+    read_origin,
+)
 from efftrain_cli.training import dist
 
 Differences = list[list[Any]]

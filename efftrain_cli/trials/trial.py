@@ -23,8 +23,8 @@ from efftrain_cli.recipe.recipe import Recipe, flat_values, load_recipe
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.metrics import last_row
-from efftrain_cli.run.origin import ORIGIN, origin_data
-from efftrain_cli.run.small_files import NOT_COMPUTED, read_recipe_values
+from efftrain_cli.run.origin import NOT_COMPUTED, ORIGIN, origin_data
+from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.run.status import ENDED, status_of
 
 if TYPE_CHECKING:
