@@ -222,9 +222,8 @@ NEWEST = {
         [
             Edit(
                 "run/columns.py",
-                '        "residual_rms_", "internals", title="RMS of the residual stream",'
-                ' unit="RMS", by="block"\n',
-                '        "residual_rms", "train"\n',
+                '"residual_rms_", "internals",',
+                '"residual_rms_", "train",',
             ),
             Edit(
                 "training/evaluation.py",
