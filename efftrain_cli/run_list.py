@@ -183,7 +183,7 @@ def glance_at_group(group: RunGroup) -> Glance:
     )
 
 
-def glance_at_runs(names: Sequence[str], sort: Order = "age") -> list[Glance]:
+def glance_at_runs(names: Sequence[str], sort: Order) -> list[Glance]:
     """Return the lines of a list. Without names, the runs of a study, race, sweep or search are one
     line.
 

@@ -45,8 +45,8 @@ def train_sweep(trials: Sequence[Trial], folder: Path, runner: Runner) -> list[R
 
 def compare_sweep(
     runs: Sequence[Run],
-    baseline: str | None = None,
-    target: float | None = None,
+    baseline: str | None,
+    target: float | None,
 ) -> Comparison | None:
     """Compare what a sweep trained; None if there is one recipe, and no setting to judge by."""
     from efftrain_cli.compare.arms import group_runs

@@ -78,7 +78,7 @@ def verify_resume(
     ]
 
 
-def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
+def cut_recipe(recipe: Recipe, half: int, devices: int) -> Recipe:
     """Make the recipe small enough for a minute or two.
 
     A step has two micro-batches of at most two sequences (as many as there are devices,

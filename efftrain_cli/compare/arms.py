@@ -53,7 +53,7 @@ class Arm:
         return run.status == "diverged" or run.final_loss > self.stuck_above
 
 
-def ordered_arms(arms: Sequence[Arm], baseline: str | None = None) -> list[Arm]:
+def ordered_arms(arms: Sequence[Arm], baseline: str | None) -> list[Arm]:
     """Return arms with names of their own and the level of stuck runs, the baseline first.
 
     Args:

@@ -245,7 +245,7 @@ def why_no_claim(pairs: Pairs, change: Estimate) -> str:
 def decide(
     results: Sequence[Result],
     alpha: float,
-    share: float = 1.0,
+    share: float,
     closed: Sequence[Result] = (),
     races: int = 1,
 ) -> list[Result]:

@@ -191,7 +191,7 @@ def model_folder(name: str) -> Path:
 def hub_file(
     repository: str,
     name: str,
-    revision: str | None = None,
+    revision: str | None,
 ) -> Path:
     """Return a file of a model repository, from the Hub's own cache or downloaded; raise a
     `DataError` if neither works."""

@@ -30,7 +30,7 @@ class Limits(NamedTuple):
     """Tokens to prepare at most; the document that reaches a limit is the last. None: all there
     is."""
 
-    train: int | None = None
+    train: int | None
     valid: int | None = None
 
 

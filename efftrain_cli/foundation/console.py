@@ -97,7 +97,7 @@ def print_labelled(console: Console, lines: Iterable[str], indent: int) -> None:
         console.print(folded(line, indent, console.file), markup=False, soft_wrap=True)
 
 
-def folded(line: str, indent: int = 0, stream: IO[str] | None = None) -> str:
+def folded(line: str, indent: int, stream: IO[str] | None) -> str:
     """Break a line at words to the width of the terminal, later lines indented by `indent` columns,
     or as the first.
 

@@ -56,10 +56,10 @@ class GrowthState:
 
     config: GPTConfig
     parameters: Tensors
-    optimizer: Mapping[str, Tensors] = dataclasses.field(default_factory=dict)
+    optimizer: Mapping[str, Tensors]
     """For each kind of state (Adam's `exp_avg`, `exp_avg_sq` and `step`) its tensors by parameter
     name; a parameter may have none of a kind. Empty where the state is lost."""
-    gradient_powers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    gradient_powers: Mapping[str, int]
     """For each kind of state: with which power of the gradient it scales; 0 for a counter (0-d),
     which no operator reshapes. See `efftrain_cli.optim.optimizer.Optimizer`."""
 
@@ -147,10 +147,10 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 def grow_width(
     state: GrowthState,
-    factor: int = 2,
+    factor: int,
     *,
-    moments: Moments = "ema",
-    symmetry: Symmetry = "offdiag",
+    moments: Moments,
+    symmetry: Symmetry,
     seed: int = 0,
 ) -> GrowthState:
     """Grow a model to `factor` times its width, with `factor` times as many heads of the same size.
@@ -208,7 +208,7 @@ def grow_size(
     state: GrowthState,
     operator: Operator,
     *,
-    seed: int = 0,
+    seed: int,
 ) -> GrowthState:
     """Grow a model to the width of "pad", or the d_ff or n_kv_head, that `operator` sets.
 
@@ -283,9 +283,9 @@ def _identity_layer(part: str, like: Tensor, config: GPTConfig) -> Tensor:
 
 def grow_depth(
     state: GrowthState,
-    factor: int = 2,
+    factor: int,
     *,
-    mode: Depth = "zero_out_proj",
+    mode: Depth,
     moments: Moments = "ema",
 ) -> GrowthState:
     """Grow a model to `factor` times as many layers.

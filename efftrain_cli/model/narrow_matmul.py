@@ -132,7 +132,7 @@ def narrow_matmul(
     b: Tensor,
     bits: int,
     chunk: int,
-    block: int = BLOCK,
+    block: int,
     exponent_bits: int = 8,
 ) -> Tensor:
     """Multiply `a` (m, k) by `b` (k, n), fp32, summed with `bits` mantissa bits: fp32 (m, n).

@@ -52,8 +52,8 @@ def plan_cost(
     recipe: Recipe,
     device: PlannedDevice,
     vocab_size: int,
-    until: int | None = None,
-    progress: Progress = Progress(),
+    until: int | None,
+    progress: Progress,
 ) -> PlanCost:
     """Return what training `recipe` on a device costs from `progress` to step `until` or its end;
     on several devices memory is that of one."""

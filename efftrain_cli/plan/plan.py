@@ -101,7 +101,7 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
     )
 
 
-def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int = 1) -> int:
+def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int) -> int:
     """Count the micro-batches of a step of `batch_size` sequences of `seq_len` tokens.
 
     As few as hold no more whole sequences each than fit into train.micro_batch_tokens, and one
@@ -123,7 +123,7 @@ def shorten_schedules(recipe: Recipe, half: int, batch_size: int) -> dict[str, A
     return moved
 
 
-def micro_batch_multiple(recipe: Recipe, ranks: int = 1) -> int:
+def micro_batch_multiple(recipe: Recipe, ranks: int) -> int:
     """Return what the number of a step's micro-batches is a multiple of."""
     if recipe.simigrad is None:
         return ranks

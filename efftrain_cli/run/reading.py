@@ -58,7 +58,7 @@ class Run:
     """finished, diverged, running, stopped, crashed or not started."""
     curve: pd.DataFrame
     """A row per evaluation with the columns CURVE; NaN for a cost that is unknown."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any]
     """Resolved recipe by dotted key, without the seed."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
     """Origin by dotted key: device, versions, hashes of text and tokenizer."""

@@ -101,7 +101,7 @@ def conduct(plan: Plan, runner: Runner) -> Comparison:
 
 def runner_of(
     plan: Plan,
-    device: str = "auto",
+    device: str,
     devices: int = 1,
     jobs: int = 1,
     *,

@@ -128,7 +128,7 @@ def follow(run: Path, mode: str, project: str | None = None) -> Synced:
 
 
 @contextlib.contextmanager
-def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[None]:
+def followed(run: Path, mode: str, *, tensorboard: bool) -> Iterator[None]:
     """Let a child process send the rows of `run` to wandb during the block, unless `mode`, or
     WANDB_MODE in its place, is "off".
 
@@ -197,7 +197,7 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
             )
 
 
-def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.Popen[bytes]:
+def start_follower(run: Path, options: list[str], log: str) -> subprocess.Popen[bytes]:
     """Start the child process, `wandb-sync` with options, that follows `run`, and ends whenever
     this one does."""
     folder = run / "wandb"

@@ -27,7 +27,7 @@ OPTIMIZER_CLASSES: dict[str, type[Optimizer]] = {
 """The class of each optimizer in `optim/facts.py`."""
 
 
-def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0) -> GPT:
+def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: int) -> GPT:
     """Build the GPT of the recipe, or of its stage `stage`, on `device`; its weights are not the
     recipe's."""
     with device:

@@ -47,7 +47,7 @@ class Writing:
     progress: Progress
     recipe: Recipe
     files: Mapping[str, Tensors]
-    copied: torch.cuda.Event | None = None
+    copied: torch.cuda.Event | None
     """When the tensors are on the host; None: they are."""
 
     def write(self) -> float:

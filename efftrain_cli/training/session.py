@@ -170,7 +170,7 @@ def cut_warning(recipe: Recipe, summary: PlanSummary) -> str:
             sizes = range(least, most + 1)
             shapes |= set(product(sizes, {seq_len for _, seq_len in summary.shapes}))
     alike = all(
-        accumulation_steps(recipe, *shape, ranks) == accumulation_steps(recipe, *shape)
+        accumulation_steps(recipe, *shape, ranks) == accumulation_steps(recipe, *shape, 1)
         for shape in shapes
     )
     draws = recipe.is_sharded and "blocks" in recipe.varies

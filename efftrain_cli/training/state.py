@@ -64,9 +64,9 @@ class TrainState:
     dtype: str
     """In what, as `compute_dtype` returns it."""
     progress: Progress = field(default_factory=Progress)
-    in_flight: Tensors = field(default_factory=dict)
+    in_flight: Tensors
     """Named gradients that are due in later steps: those of Ouroboros."""
-    division: Division | None = None
+    division: Division | None
     """None: every rank has the whole state."""
 
     @property

@@ -31,7 +31,7 @@ class CommandRunner:
 
     table: Path
     """CSV file of the runs so far, which `read_table` reads."""
-    metric: str = METRIC
+    metric: str
     """Regular expression of a printed loss.
 
     Its groups `val_loss`, `step`, `tokens`, `flops` and `seconds` are columns of the curve; a
@@ -39,7 +39,7 @@ class CommandRunner:
     finite is a run that diverged.
     """
     _: KW_ONLY
-    failed_exit: int | None = None
+    failed_exit: int | None
     """Exit code of a command whose training diverged."""
 
     def train(self, trials: Sequence[Trial], title: str = "") -> list[Run]:

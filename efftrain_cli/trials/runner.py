@@ -78,7 +78,7 @@ def pretrain_arguments(
     trial: Trial,
     state: str,
     device: str,
-    devices: int = 1,
+    devices: int,
 ) -> list[str]:
     """Return the arguments of `efftrain` that train a trial."""
     command = ["pretrain", "--device", device]
