@@ -182,7 +182,7 @@ def test_a_child_s_message_is_printed_with_its_fix(tmp_path, monkeypatch, capsys
     ):
         log = f"wandb: Tracking run\n{fault}wandb: Bye\n"
         (path / "wandb" / wandb_sync.LOG).write_text(log)
-        with wandb_sync.followed(path, "online"):
+        with wandb_sync.followed(path, "online", tensorboard=False):
             pass
         assert capsys.readouterr().err == (
             f"warning: wandb: {shown}\n"
