@@ -141,6 +141,19 @@ def test_equal_steps_together_are_the_steps_one_by_one(changes, done, until):
     assert len(groups) < len(steps) / 1.5 or "seq_len_warmup" in str(changes)
 
 
+def test_a_plan_as_csv():
+    """Three steps of two micro-batches of 2 x 8 tokens; the last is evaluated, and every second."""
+    recipe = tiny_recipe(
+        *("model.seq_len=8", "train.batch_size=4", "train.micro_batch_tokens=16"),
+        *("train.tokens=96", "eval.every=2"),
+        *("optim.lr=0.5", "optim.warmup_steps=2", "optim.schedule=constant"),
+    )
+    header, *rows = csv_lines(recipe)
+    assert header.split(",")[-3:] == ["windows", "tokens_discarded", "evaluate"]
+    assert rows == ["1,32,0.25,4,8,2,4,0,0", "2,64,0.5,4,8,2,8,0,1", "3,96,0.5,4,8,2,12,0,1"]
+    assert list(csv_lines(recipe, until=1)) == [header, rows[0]]
+
+
 def test_a_plan_is_fast():
     """The promise is 100,000 steps per second (docs/performance.md has the figure); a busy machine
     gets half of it."""

@@ -12,6 +12,7 @@ from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.run.reading import Run
 from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.plans import Plan, read_study
+from efftrain_cli.study.sizes import flops_of
 from efftrain_cli.study.text import plan_lines
 from efftrain_cli.study.tuning import CARRIED, carried, tuning_trials
 from efftrain_cli.trials.trial import Trial, Trunk, recipe_of
@@ -164,6 +165,14 @@ class Losses(Fake):
             **settings,
         )
         return replace(run, name=trial.name)
+
+
+def test_flops_of_runs_add_up(folder):
+    """A branch costs what it trains itself: of 20 steps the last 5."""
+    trunk, branch = plan_of(folder).trials(1)[:2]
+    whole = flops_of([replace(branch, trunk=None)])
+    assert flops_of([branch]) == pytest.approx(whole / 4, rel=1e-12)
+    assert flops_of([trunk, branch]) == flops_of([trunk]) + flops_of([branch])
 
 
 def test_the_ladder_is_judged_at_its_largest_size(folder):
