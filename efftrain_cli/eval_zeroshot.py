@@ -48,22 +48,22 @@ LoadedTask = tuple[TaskSpec, "ConfigurableTask"]
 class EvalConfig:
     """Tasks and settings of an evaluation."""
 
-    tasks: tuple[str, ...]
+    tasks: tuple[str, ...] = ()
     """Names of suites and tasks; empty: every task whose file is in `data_dir`."""
-    checkpoint: str | None
+    checkpoint: str | None = None
     """Step or name of a checkpoint; None: the newest valid one."""
-    data_dir: Path | None
-    limit: int | None
+    data_dir: Path | None = None
+    limit: int | None = None
     """Items of each task, from the first. Such scores are kept apart from full ones."""
-    context_length: int | None
+    context_length: int | None = None
     """Tokens; None: the longest that the model was trained on."""
-    stride: int | None
+    stride: int | None = None
     """Tokens predicted by each later window of a whole text; None: disjoint windows."""
-    batch_tokens: int | None
+    batch_tokens: int | None = None
     """Tokens per forward pass; None: 1024 on a CPU and 65,536 on CUDA."""
-    dtype: Literal["auto", "fp32", "bf16"]
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """Type that the blocks compute in; auto: bf16 on CUDA. The head is fp32 always."""
-    device: str
+    device: str = "auto"
 
 
 def evaluate_runs(config: EvalConfig, runs: Sequence[str]) -> Iterator[tuple[str, list[Result]]]:
