@@ -16,8 +16,9 @@ from pathlib import Path
 from tests.conftest import REPOSITORY
 
 
-def on_terminal(cwd: Path, columns: int, *args: str) -> str:
-    """What `efftrain ARGS` shows on a terminal of that width, without colours."""
+def on_terminal(cwd: Path, columns: int, *args: str, answer: str = "") -> str:
+    """What `efftrain ARGS` shows on a terminal of that width, without colours, if `answer` is typed
+    there."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm-256color"}
@@ -32,6 +33,7 @@ def on_terminal(cwd: Path, columns: int, *args: str) -> str:
         stderr=child,
     )
     os.close(child)
+    os.write(parent, answer.encode())
     shown = b""
     with contextlib.suppress(OSError):  # Linux ends a closed terminal with an error
         while chunk := os.read(parent, 65536):

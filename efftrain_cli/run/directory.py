@@ -33,6 +33,7 @@ from efftrain_cli.foundation.errors import (
 from efftrain_cli.foundation.files import (
     abandoned_in,
     discard,
+    is_locked,
     made_beside,
     make_folder,
     temporary_beside,
@@ -312,6 +313,9 @@ def new_run(
     if os.path.lexists(path):
         raise taken(name)
     make_folder(path.parent)
+    for left in abandoned_in(path.parent):  # by a process that was killed meanwhile
+        if left.name.startswith(f".{name}.efftrain-") and not is_locked(left / "lock"):
+            discard(left)
     try:
         with made_beside(path) as temporary:
             temporary.mkdir()

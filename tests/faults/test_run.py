@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
@@ -10,7 +11,6 @@ import signal
 import struct
 import termios
 from collections.abc import Iterator
-from fcntl import ioctl
 from itertools import pairwise
 from pathlib import Path
 
@@ -52,6 +52,22 @@ def test_names_that_could_leave_the_folder(tmp_path):
     with new_run("A.b_c-9", "", {}):
         pass
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["A.b_c-9"]
+
+
+def test_what_a_killed_start_left_goes_with_the_next(tmp_path):
+    """F1: and nothing of a start that is under way, or of another run."""
+    left, under_way, other = (
+        tmp_path / "runs" / f".{name}.efftrain-{number}.tmp"
+        for name, number in [("r", 1), ("r", 2), ("r2", 3)]
+    )
+    for folder in (left, under_way, other):
+        folder.mkdir(parents=True)
+        (folder / "lock").touch()
+    with (under_way / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with new_run("r", "", {}):
+            pass
+    assert not left.exists() and under_way.exists() and other.exists()
 
 
 def test_a_run_that_is_a_symbolic_link(tmp_path):
@@ -254,7 +270,7 @@ def test_a_line_while_nothing_happens(monkeypatch, capfd):
 def terminal() -> Iterator[tuple[int, str]]:
     """A terminal of 40 columns: (what reads its output, the path that a process writes to)."""
     ours, theirs = pty.openpty()
-    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
     yield ours, os.ttyname(theirs)
     os.close(ours)
     os.close(theirs)

@@ -207,7 +207,8 @@ def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path):
     path = write_run(tmp_path, "small", 0)
     script = (
         "import sys, time; from pathlib import Path; from efftrain_cli.trackers.wandb import"
-        f" start_follower\nchild = start_follower(Path({str(path)!r}), ['--mode', 'offline']);"
+        " LOG, start_follower\n"
+        f"child = start_follower(Path({str(path)!r}), ['--mode', 'offline'], LOG);"
         " print(child.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen(

@@ -45,6 +45,7 @@ def test_every_stage_has_its_model_and_its_learning_rate():
         (['stages.1.operators=["width:1.5"]'], "whole number"),
         (["stages.1.operators=[]"], "stage 1 has no operators"),
         (["stages.0.switch=false"], "stage 0 has no switch"),
+        (['stages.0.switch={rule="slope", times=0}'], "times"),
         (['stages.2.switch={rule="steps", value=50}'], "is the last"),
         (["stages.0.model.n_layer=5"], r"end at n_layer = 10, but \[model\] has 4"),
         (["stages.0.switch.value=0"], "must be positive"),

@@ -191,8 +191,11 @@ def test_more_runs_than_memory_holds_are_refused(folder, monkeypatch):
     each = cost.memory_bytes(recipe)
     monkeypatch.setattr(cost, "free_memory", lambda: int(2.5 * each))
     cost.check_memory([recipe], 2)
-    with pytest.raises(OutOfMemoryError, match="use --jobs 2"):
+    with pytest.raises(OutOfMemoryError, match=r"use --jobs 2.*, which changes no result$"):
         cost.check_memory([recipe], 3)
+    method = load_recipe("plain.toml", ["standardization_loss={weight=0.1}"])
+    with pytest.raises(OutOfMemoryError, match=r", another result by a method$"):
+        cost.check_memory([recipe, method], 3)
     cores(monkeypatch, 4)
     launch = Pretrain(plain(0, 1, 2))
     with pytest.raises(OutOfMemoryError):
