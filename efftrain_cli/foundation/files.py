@@ -48,9 +48,10 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f".{path.name[:64]}.efftrain-{os.getpid()}.tmp")
 
 
-def abandoned_in(folder: Path) -> list[Path]:
-    """List what was left half made in a folder that nobody else writes to."""
-    return [*folder.glob(".*.efftrain-*.tmp")]
+def abandoned_in(folder: Path, name: str = "*") -> list[Path]:
+    """List what was left half made of `name` in a folder; of all names if nobody else writes to
+    it."""
+    return [*folder.glob(f".{name}.efftrain-*.tmp")]
 
 
 def discard(path: Path) -> None:

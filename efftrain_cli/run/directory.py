@@ -313,8 +313,8 @@ def new_run(
     if os.path.lexists(path):
         raise taken(name)
     make_folder(path.parent)
-    for left in abandoned_in(path.parent):  # by a process that was killed meanwhile
-        if left.name.startswith(f".{name}.efftrain-") and not is_locked(left / "lock"):
+    for left in abandoned_in(path.parent, name):
+        if not is_locked(left / "lock"):
             discard(left)
     try:
         with made_beside(path) as temporary:
