@@ -216,3 +216,12 @@ def test_a_verified_resume_begins_to_delay_well_before_its_stop(steps, cut):
     """Of 4 steps before the stop, at most half are ordinary training."""
     recipe = tiny_recipe(*METHODS["ouroboros"], f"ouroboros.warmup_steps={steps}")
     assert cut_recipe(recipe, 4, devices=1).ouroboros.warmup_steps == cut
+
+
+@pytest.mark.parametrize("arch", ["model.arch=gpt2", "model.arch=llama"])
+def test_planned_bytes_in_flight_are_those_of_the_gradients_that_wait(arch):
+    recipe = tiny_recipe(*METHODS["ouroboros"], arch)
+    state = fresh(recipe)
+    run(state, recipe, 4)
+    held = sum(tensor.nbytes for tensor in state.in_flight.values())
+    assert recipe.ouroboros.in_flight_bytes(state.model.config) == held
