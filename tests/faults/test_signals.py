@@ -71,6 +71,7 @@ def test_a_signal_in_every_window(lab, window, number):
     assert process.wait(25) == 75
     assert "Traceback" not in process.errors
     assert f"stopped by {number.name} after step {last}" in process.errors
+    assert "\n  continue: efftrain pretrain --resume cut\n" in process.errors
     assert lab.last_step("cut") == last
     assert lab.checkpoints("cut")[-1] == f"step-{last:08d}"
     assert [event["status"] for event in lab.events("cut", "end")] == ["stopped"]
