@@ -20,7 +20,7 @@ from efftrain_cli.bench import (
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.memory import peak_resident_bytes
 from tests.conftest import cli, python
-from tests.tiny import tiny_recipe
+from tests.tiny import changed, tiny_recipe
 
 RECIPE = tiny_recipe(
     "model.n_embd=64",
@@ -54,6 +54,16 @@ def test_figures_belong_together(tmp_path, monkeypatch):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = [event.get("name") for event in events]
     assert (names.count("optimizer"), names.count("forward")) == (3, 6), "of three steps"
+
+
+def test_flops_count_newton_schulz():
+    """300 x 64^3 of each of two blocks in a step."""
+    result = bench(
+        changed(RECIPE, "optim.name=muon", "optim.muon_lr=0.02"), torch.device("cpu"), steps=2
+    )
+    work = 512 * result.flops_per_token + 2 * 300 * 64**3
+    seconds = statistics.median(result.step_seconds)
+    assert result.flops_per_second == pytest.approx(work / seconds)
 
 
 def mark(name: str, start: float, end: float, kernels: tuple[float, ...] = ()) -> FunctionEvent:
