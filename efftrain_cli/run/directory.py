@@ -20,9 +20,9 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
-from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.environment import environment_folder
 from efftrain_cli.foundation.errors import (
     CheckpointError,
@@ -41,7 +41,7 @@ from efftrain_cli.foundation.files import (
 from efftrain_cli.foundation.records import utc_now
 from efftrain_cli.run.lines import Fields, JsonLines, Values
 from efftrain_cli.run.lock import take_lock
-from efftrain_cli.run.metrics import all_rows, last_row, latest_rows
+from efftrain_cli.run.metrics import all_rows, latest_rows
 from efftrain_cli.run.origin import read_origin, write_origin
 
 _NAME = re.compile(
@@ -178,25 +178,25 @@ class RunDirectory:
 
     def row_of(self, step: int) -> Values:
         """Return the row of `step` that counts, {} if it is missing."""
-        rows = latest_rows(self.path, step)
-        return next((row for row in rows if row["step"] == step), {})
+        rows = {row["step"]: row for row in latest_rows(self.path)}
+        return rows.get(step, {})
 
     def report_gaps(self, step: int) -> None:
-        """Record and warn of rows up to `step` that are in no segment: a full disk and a kill, or
-        damage."""
+        """Record and warn of each range of steps up to `step` that has no row: a full disk and a
+        kill, or damage."""
         written = {row["step"] for row in all_rows(self.path)}
-        missing = sorted({*range(1, step + 1)} - written)
-        if missing:
-            first = missing[0]
-            last = missing[-1]
-            self.event("gap", {"first": first, "last": last})
-            gap = f"{counted(len(missing), 'row')} of steps {first} to {last} missing"
-            print(f"warning: {self.path / 'metrics.jsonl'}: {gap}", file=sys.stderr)
+        for before, after in pairwise(sorted({0, *written, step + 1})):
+            first = before + 1
+            last = after - 1
+            if first <= last <= step:
+                self.event("gap", {"first": first, "last": last})
+                gap = f"rows of steps {first} to {last} are missing"
+                print(f"warning: {self.path / 'metrics.jsonl'}: {gap}", file=sys.stderr)
 
     def next_segment(self, after: int = -1) -> int:
-        """Return the segment that this process will write: one more than that of the last row, and
-        than `after`; from 0."""
-        return 1 + max(after, last_row(self.path).get("segment", -1))
+        """Return the segment that this process will write: one more than that of any row, and than
+        `after`; from 0."""
+        return 1 + max((after, *(row["segment"] for row in all_rows(self.path))))
 
     def sync(self) -> None:
         """Make the rows so far survive a power failure."""
