@@ -72,7 +72,8 @@ def keep_weights(checkpoint: Path) -> None:
     """
     manifest = read_manifest(checkpoint)
     files = {name: file for name, file in manifest.files.items() if name in WITHOUT_OPTIMIZER}
-    write_record(checkpoint / MANIFEST, manifest.model_copy(update={"files": files}))
+    if files != manifest.files:
+        write_record(checkpoint / MANIFEST, manifest.model_copy(update={"files": files}))
     for path in checkpoint.glob("*.safetensors"):
         if path.name not in files:
             path.unlink()
@@ -101,7 +102,7 @@ def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> 
         CheckpointError: naming the first bad file.
     """
     listed = listed_files(directory, needed or WITHOUT_OPTIMIZER)
-    checked = {name: listed[name] for name in needed or listed}
+    checked = {name: listed[name] for name in sorted(needed or listed)}
     with ThreadPoolExecutor() as pool:
         paths = [directory / name for name in checked]
         list(pool.map(check_hash, paths, checked.values()))
