@@ -44,12 +44,12 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
     Raises:
         DataError: the file is damaged in more places than its kills explain.
     """
-    lines = read_file(run / "metrics.jsonl")
+    path = run / "metrics.jsonl"
+    lines = read_file(path)
     frame = _parse_columns(lines.texts, columns)
     starts = int((frame.segment.diff() != 0).sum())
     # Each kill may tear one line. More than that is damage.
     if len(lines.corrupt) > max(1, starts):
-        path = run / "metrics.jsonl"
         raise DataError(
             f"{path} is damaged: {len(lines.corrupt)} lines are not rows (line"
             f" {lines.corrupt[0]} is the first), but the run was started {starts} times\n"

@@ -32,7 +32,7 @@ class RunGroup(NamedTuple):
     name: str
     kind: str
     """"study", "race", "sweep" or "search"."""
-    runs: tuple[str, ...]
+    runs: list[str]
     """Names of its runs; of a search, their paths in the folder of all runs."""
 
 
@@ -48,11 +48,11 @@ def run_groups() -> list[RunGroup]:
             kind = "race"
         # Runs that were removed since are none of it.
         runs = [run for run in file.read_text("utf-8").split() if run in existing]
-        groups.append(RunGroup(name, kind, tuple(runs)))
+        groups.append(RunGroup(name, kind, runs))
     for probes in sorted(runs_root().glob("*/probes")):
         name = probes.parent.name
         runs = [f"{name}/probes/{run}" for run in run_names(probes)]
-        groups.append(RunGroup(name, "search", tuple(runs)))
+        groups.append(RunGroup(name, "search", runs))
     return groups
 
 
@@ -71,7 +71,7 @@ def find_run(name: str) -> Path:
     matches = runs_named([name])[name]
     if len(matches) > 1:
         # Those with the fewest settings in their name first.
-        matches = sorted(matches, key=len)
+        matches.sort(key=len)
         runs = f"{len(matches)} runs: {listed(matches, 8)}"
         raise UsageError(f"{name!r} means {runs}\n  name one of them")
     return existing_run(matches[0] if matches else name)
@@ -151,7 +151,7 @@ def runs_by_owner(names: Sequence[str]) -> dict[str, list[str]]:
                 origin = {}
             owner = origin.get("study") or recipe_name(origin, name)
             by_owner.setdefault(owner, []).append(name)
-    return by_owner | {group.name: list(group.runs) for group in groups}
+    return by_owner | {group.name: group.runs for group in groups}
 
 
 def recipe_name(origin: Mapping[str, Any], run: str) -> str:

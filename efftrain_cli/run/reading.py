@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,14 +162,15 @@ def thin(rows: pd.DataFrame) -> pd.DataFrame:
 def resume_notes(events: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return notes about the resumes of a run, and what had changed at one."""
     notes = []
-    kinds = Counter(str(event.get("event")) for event in events)
-    if kinds["resume"]:
-        notes.append(f"resumed {kinds['resume']}x")
+    kinds = [event.get("event") for event in events]
+    resumes = kinds.count("resume")
+    if resumes:
+        notes.append(f"resumed {resumes}x")
     for event in events:
         changed = event.get("changed")
         if isinstance(changed, list) and changed:
             notes.append(f"continued with {', '.join(map(str, changed))}")
-    if kinds["override"]:
+    if "override" in kinds:
         notes.append("continued although what decides it had changed")
     return notes
 
