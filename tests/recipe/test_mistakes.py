@@ -42,15 +42,15 @@ from tests.recipe.conftest import STAGED, TINY, problems, write
         ("data.train.0=x", "is one list"),
         ("base=small", "only a file has a base"),
         ("modl.x=1", "unknown key; did you mean model?"),
-        ("simigrad.target=0.5", "is required"),
+        ("simigrad={target = 0.5, min_batch_size = 4}", "is required"),
         ("optim..lr=3", "an override is written key=value"),
     ],
 )
 def test_wrong_values_are_refused_with_the_rule(folder, override, rule):
     write(folder, "listed", TINY + '[data]\ntrain = ["a.txt", "b.txt"]\n')
-    for problem in problems("listed", override).values():
-        assert rule in problem.rule
-        assert override in f"{problem.source} {problem.value}"
+    (problem,) = problems("listed", override).values()
+    assert rule in problem.rule
+    assert override in f"{problem.source} {problem.value}"
 
 
 # --- mistakes -------------------------------------------------------------------------------------
