@@ -96,6 +96,7 @@ def test_other_formats_hold_the_same_numbers(root):
     values = json.loads(render(comparison, "json"))
     assert set(values) >= {"schema_version", "sentences", "caveats", "gains", "settings", "runs"}
     frame = pd.read_csv(io.StringIO(render(comparison, "csv")), keep_default_na=False)
+    assert list(frame.measure) == [row["measure"] for row in values["results"]]
     loss = values["results"][0]
     assert float(frame.estimate[0]) == pytest.approx(loss["estimate"], rel=1e-12)
     assert loss["verdict"] == "better" and loss["p"] == pytest.approx(0.000146832718, rel=1e-6)
@@ -106,7 +107,9 @@ def test_other_formats_hold_the_same_numbers(root):
 def test_html_is_one_page_with_curves(root, monkeypatch):
     monkeypatch.setattr(figures, "DRAWN", figures.DRAWN[2:3])
     write_pair(root)
-    page = cli(*WORDS, "--format", "html").stdout
+    path = root / "report.html"
+    cli(*WORDS, "--format", "html", "-o", str(path))
+    page = path.read_text()
     assert page.count("<table") == 4 and "small-slw is better than small" in page
     assert page.count("<svg") == 5
     for cost in ("tokens", "FLOPs", "seconds"):

@@ -50,7 +50,7 @@ def test_a_plan_has_the_baseline_first(folder):
         ('baseline = "a"', 'baseline = "x"', "must be one of the arms"),
         ("[3, 5]", "[3, 4]", "must rise and end at all 5 seeds"),
         ('seeds = "0"', 'seeds = "5"', "must differ from the study's"),
-        ('seeds = "5..9"', 'seeds = "5"', "must be two or more: one pair"),
+        ('seeds = "5..9"', 'seeds = "5"', r"2 mistakes(.|\n)*must be two or more: one pair"),
         ('direction = "different"', 'direction = "equivalent"', "is required for equivalent"),
         (
             'measure = "final_loss"\ndirection = "different"',

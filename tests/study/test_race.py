@@ -76,6 +76,7 @@ def test_a_look_is_written_once(folder, capsys):
         conduct(plan, Fake(normal, stop_after=1))
     path = plan.folder / "plan.json"
     (first,) = read_looks(path)
+    assert capsys.readouterr().err.startswith("3 pairs: b ")
     conduct(plan, Fake(normal))
     assert str(read_looks(path)[0]) == str(first)
     written = path.read_bytes()
@@ -192,6 +193,7 @@ def test_a_changed_study_is_refused(folder):
     path.write_text(STUDY)
     caveats = conduct(read_study(path), Fake(normal)).caveats
     assert "settings were chosen on 1 seed: intervals do not include this noise" in caveats
+    assert "a: best at the edge of its grid; add optim.lr=0.0005" in caveats
     path.write_text(STUDY.replace("2e-3", "3e-3"))
     with pytest.raises(UsageError, match=r"changed since .*: tuning.grid.optim.lr\n"):
         conduct(read_study(path), Fake(normal))

@@ -48,6 +48,8 @@ def test_several_values_end_with_a_table_of_them(folder):
     assert "note: warm: best at the edge of its grid; add optim.lr=0.004" in lines
     assert "note: warm: the best of 2 settings by these seeds: looks too good" in lines
     alone = ["sweep", "warm.toml", *WORDS[3:], "--set", "optim.lr=1e-3,2e-3"]
+    table = cli(*alone).stdout
+    assert table.split()[:2] == ["optim.lr", "warm"] and "add optim.lr=0.004" in table
     judged = cli(*alone, "--baseline", "warm-lr1e-3*").stdout
     assert "warm-lr2e-3 is better than warm-lr1e-3 in final loss" in judged
 
