@@ -130,14 +130,14 @@ def best_settings(arms: Sequence[Arm]) -> list[Arm]:
     if len(recipes) == 1:
         return list(arms)
     best = best_at_scales(arms)
-    having = Counter(arm.scale[1:] for arm in best)
+    recipes_at = Counter(arm.scale[1:] for arm in best)
 
-    def reach(arm: Arm) -> tuple[bool, tuple[float, float]]:
+    def reach(arm: Arm) -> tuple[bool, float, float]:
         _, size, budget = arm.scale
-        is_shared = having[size, budget] == len(recipes)
-        return is_shared, (size, budget)
+        is_shared = recipes_at[size, budget] == len(recipes)
+        return is_shared, size, budget
 
-    # Of each recipe the last one stays.
+    # A later arm replaces an earlier one of its recipe.
     largest = {arm.first.arm: arm for arm in sorted(best, key=reach)}
     return [arm for arm in arms if arm in largest.values()]
 
