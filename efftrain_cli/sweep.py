@@ -52,7 +52,8 @@ def compare_sweep(
     from efftrain_cli.compare.arms import group_runs
     from efftrain_cli.compare.comparison import compare
 
-    is_one_recipe = len({run.arm for run in runs}) == 1 and baseline is None
+    recipes = {run.arm for run in runs}
+    is_one_recipe = len(recipes) == 1 and baseline is None
     if is_one_recipe or len(group_runs(runs)) < 2:
         return None
     return compare(runs, baseline=baseline, target=target)
@@ -68,8 +69,10 @@ def grid_text(runs: Sequence[Run], keys: Sequence[str]) -> list[str]:
     from efftrain_cli.compare.grids import edge_notes, grid_frame
     from efftrain_cli.compare.show import grid_lines
 
-    frame = grid_frame(group_runs(runs), [key for key in keys if key not in NOT_GRIDS])
-    return [*grid_lines(frame), *(f"note: {note}" for note in edge_notes(frame))]
+    tried = [key for key in keys if key not in NOT_GRIDS]
+    frame = grid_frame(group_runs(runs), tried)
+    notes = [f"note: {note}" for note in edge_notes(frame)]
+    return grid_lines(frame) + notes
 
 
 def planned_rows(trials: Sequence[Trial]) -> Rows:
@@ -93,15 +96,16 @@ def ended_rows(runs: Sequence[Run]) -> Rows:
 
 def row_lines(rows: Rows) -> list[str]:
     """Return rows as a table."""
-    texts = []
-    for row in rows:
-        cells = []
-        for value in row.values():
-            text = "-" if value is None else str(value)
-            if isinstance(value, int):
-                text = f"{value:,}"
-            elif isinstance(value, float):
-                text = f"{value:.4f}"
-            cells.append(text)
-        texts.append(tuple(cells))
-    return table_lines(tuple(rows[0]), texts)
+    cells = [tuple(map(cell_text, row.values())) for row in rows]
+    return table_lines(tuple(rows[0]), cells)
+
+
+def cell_text(value: object) -> str:
+    """Return a value as a cell: a loss with four decimals, "-" for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return str(value)

@@ -77,7 +77,8 @@ def sweep(
 
     settings = parse_settings(set_ or [])
     trials = grid(recipes, parse_seeds(seeds), settings, name)
-    check_trials(trials)  # a mistake leaves no folder of the sweep
+    # A mistake leaves no folder of the sweep.
+    check_trials(trials)
     comparison = None
     if plan:
         if format_ not in ("table", "json"):
