@@ -175,11 +175,21 @@ def close(
     plan: Plan,
     is_last: bool,
 ) -> Result:
-    """Return a claim as a look leaves it: closed if it is decided, or given up as hopeless."""
+    """Return a claim as a look leaves it: closed if it is decided, given up as hopeless, or without
+    p and verdict."""
     if row.closed:
         return row
     if not plan.is_judged(row.arm):
-        return unjudged(row, UNEQUAL)
+        return replace(
+            row,
+            p=math.nan,
+            p_look=math.nan,
+            p_corrected=math.nan,
+            p_race=math.nan,
+            outcome="",
+            verdict="",
+            why=UNEQUAL,
+        )
     is_decided = row.verdict not in ("", "undecided")
     is_hopeless = row.p > plan.study.give_up and row.n >= HOPELESS_FROM
     remarks = []
@@ -192,20 +202,6 @@ def close(
         closed=is_decided or is_hopeless,
         given_up=is_hopeless and not is_decided,
         remark="; ".join(remarks),
-    )
-
-
-def unjudged(row: Result, why: str) -> Result:
-    """Return a claim without p and verdict, for a reason."""
-    return replace(
-        row,
-        p=math.nan,
-        p_look=math.nan,
-        p_corrected=math.nan,
-        p_race=math.nan,
-        outcome="",
-        verdict="",
-        why=why,
     )
 
 
@@ -227,6 +223,7 @@ def early_runs(
     registered: str,
 ) -> list[str]:
     """Return a caveat about runs that are older than the registration."""
+    # A run of unknown start counts as later.
     early = [run.name for run in runs if str(run.conditions.get("started", "~")) < registered]
     if not early:
         return []

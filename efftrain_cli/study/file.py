@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -109,7 +109,7 @@ class Study:
 def breaches(study: Study) -> Iterator[tuple[str, str]]:
     """Yield key and rule of each mistake that concerns several keys."""
     names = [arm.name for arm in study.arms]
-    if study.baseline not in names or len({*names}) < len(names):
+    if study.baseline not in names or has_repeats(names):
         yield "baseline", "must be one of the arms, and each arm needs its own name"
     for number, arm in enumerate(study.arms):
         if bool(arm.recipe) == bool(study.command):
@@ -153,10 +153,15 @@ def size_breaches(study: Study, names: list[str]) -> Iterator[tuple[str, str]]:
     tuned = [*study.tuned_sizes]
     if tuned != names[: len(tuned)]:
         yield "tuning.sizes", "must be the first sizes, in their order: rates are carried upwards"
-    if len({*names}) < len(names):
+    if has_repeats(names):
         yield "sizes", "must have different names"
-    if len({*study.branches}) < len(study.branches) or min(study.branches) <= 0:
+    if has_repeats(study.branches) or min(study.branches) <= 0:
         yield "branches", "must be positive and differ: they are multiples of a size's tokens"
+
+
+def has_repeats(values: Collection[object]) -> bool:
+    """Return whether a value occurs twice."""
+    return len({*values}) < len(values)
 
 
 def claim_breaches(claim: Claim) -> Iterator[tuple[str, str]]:

@@ -113,8 +113,10 @@ def file_of(study: Study) -> str:
 
 
 def without_blanks(value: Any) -> Any:
-    """Return values without those that a study file leaves out: None, False, "" and empty lists. A
-    recipe's key, as a grid has it, is quoted: its dots are part of it."""
+    """Return values without those that a study file leaves out: None, False, "" and empty lists.
+
+    A recipe's key, which a grid has, is quoted: its dots are part of it.
+    """
     if isinstance(value, dict):
         kept = {}
         for key, inner in value.items():
