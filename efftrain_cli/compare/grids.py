@@ -78,11 +78,12 @@ def beyond(
     for key in keys:
         values = [settings.get(key) for settings in tried]
         numbers = sorted({value for value in values if isinstance(value, int | float)})
-        at = best.get(key)
-        if len(numbers) < 2 or at not in (numbers[0], numbers[-1]):
+        if len(numbers) < 2:
             continue
-        neighbour = numbers[1] if at == numbers[0] else numbers[-2]
-        texts.append(f"{key}={at * at / neighbour:g}")
+        neighbours = {numbers[0]: numbers[1], numbers[-1]: numbers[-2]}
+        at = best.get(key)
+        if at in neighbours:
+            texts.append(f"{key}={at * at / neighbours[at]:g}")
     return ", ".join(texts)
 
 
