@@ -86,17 +86,23 @@ class Study:
         Raises:
             ValueError: the text is not of its form.
         """
-        return parse_sizes(self.sizes) if isinstance(self.sizes, str) else self.sizes
+        if isinstance(self.sizes, str):
+            return parse_sizes(self.sizes)
+        return self.sizes
 
     @property
     def tuning_seeds(self) -> tuple[int, ...]:
         """Seeds that the arms are tuned on; none without tuning."""
-        return parse_seeds(self.tuning.seeds) if self.tuning else ()
+        if self.tuning is None:
+            return ()
+        return parse_seeds(self.tuning.seeds)
 
     @property
     def tuned_sizes(self) -> tuple[str, ...]:
         """Sizes that are tuned if they are not all."""
-        return self.tuning.sizes if self.tuning else ()
+        if self.tuning is None:
+            return ()
+        return self.tuning.sizes
 
     @model_validator(mode="after")
     def _rules_between_keys(self) -> Study:
