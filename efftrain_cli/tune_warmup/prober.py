@@ -24,16 +24,6 @@ from efftrain_cli.trials.trial import Trial, run_name, setting_word, state_of
 from efftrain_cli.tune_warmup.candidates import TuneConfig, recipe_with, tokens_of
 from efftrain_cli.tune_warmup.search import BudgetError, Probe, Receipt, Setting
 
-COLUMNS = (
-    "setting",
-    "seed",
-    "steps",
-    "tokens",
-    "fluctuation",
-    "unstable_at",
-    "loss",
-)
-
 
 @dataclass(kw_only=True)
 class Prober:
@@ -48,6 +38,11 @@ class Prober:
     def runs(self) -> Path:
         """Where the runs of probes are."""
         return self.folder / "probes"
+
+    @property
+    def recipe(self) -> Recipe:
+        """The searched recipe."""
+        return recipe_with(self.config, ())
 
     def see(self, probe: Probe) -> Receipt:
         """Return a probe's receipt, after training what is missing.
@@ -67,8 +62,7 @@ class Prober:
 
     def trial_of(self, probe: Probe) -> Trial:
         """Return the run of a probe, of the same name for every horizon."""
-        recipe = recipe_with(self.config, ())
-        every = max(1, min(recipe.eval.every, recipe.optim.warmup_steps // 10))
+        every = max(1, min(self.recipe.eval.every, self.recipe.optim.warmup_steps // 10))
         own = (f"eval.every={every}", "checkpoint.keep=1")
         words = [*map(setting_word, probe.setting), f"seed{probe.seed}"]
         return Trial(
@@ -91,39 +85,47 @@ class Prober:
             raise BudgetError(needed)
         make_folder(self.runs)
         run = self.runs / trial.name
-        if not (run / "checkpoints").exists():
+        checkpoints = run / "checkpoints"
+        if not checkpoints.exists():
             shutil.rmtree(run, ignore_errors=True)  # it ended, and begins again
         (ended,) = self.runner.train([trial], f"probe {trial.name}")
-        if probe.horizon > recipe_with(self.config, ()).optim.warmup_steps:
+        if probe.horizon > self.recipe.optim.warmup_steps:
             # Nothing asks for more.
-            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+            shutil.rmtree(checkpoints, ignore_errors=True)
         return ended.status
 
     def read(self, run: Path, status: str) -> Receipt:
         """Return what the run of a probe has shown that ended so."""
+        threshold = self.config.threshold
         rows = latest_rows(run)
-        points = []
+        last = rows[-1]
+        steps = []
+        curve = []
         for row in rows:
-            # The update of a step that is not finite was not applied.
-            loss = math.inf if row.get("nonfinite") else row.get("val_loss")
+            loss = row.get("val_loss")
+            if row.get("nonfinite"):
+                # The update of the step was not applied.
+                loss = math.inf
             if loss is not None:
-                points.append((row["step"], row["tokens"], loss))
-        ratios = fluctuations([loss for _, _, loss in points])
-        if status == "diverged" and max(ratios) <= self.config.threshold:
+                steps.append(row["step"])
+                curve.append((row["tokens"], loss))
+        ratios = fluctuations([loss for _, loss in curve])
+        if status == "diverged" and max(ratios) <= threshold:
             # A weight or a validation loss that is not finite is in no row.
-            points.append((rows[-1]["step"] + 1, rows[-1]["tokens"], math.inf))
+            steps.append(last["step"] + 1)
+            curve.append((last["tokens"], math.inf))
             ratios.append(math.inf)
         unstable = []
-        for (step, _, _), ratio in zip(points, ratios, strict=True):
-            if ratio > self.config.threshold:
+        for step, ratio in zip(steps, ratios, strict=True):
+            if ratio > threshold:
                 unstable.append(step)
-        first = points[0][2]
+        first = curve[0][1]
         return Receipt(
             fluctuation=max(ratios),
             unstable_at=min(unstable, default=None),
-            steps=rows[-1]["step"],
+            steps=last["step"],
             stuck_above=self.unigram_loss - 0.05 * (first - self.unigram_loss),
-            curve=tuple((tokens, loss) for _, tokens, loss in points),
+            curve=tuple(curve),
         )
 
     @cached_property
@@ -135,7 +137,7 @@ class Prober:
     def unigram_loss(self) -> float:
         """Loss of the validation windows by the training text's token frequencies, nats per
         token."""
-        recipe = recipe_with(self.config, ())
+        recipe = self.recipe
         corpus = prepare(recipe.data, limits=limits_of(recipe))
         validation = Windows(corpus.valid, recipe.model.seq_len, recipe.seed)
         windows = validation.validation(recipe.eval.windows)
@@ -145,21 +147,21 @@ class Prober:
         """Return the receipts as CSV."""
         rows = []
         for (setting, seed), receipt in self.receipts.items():
-            row = (
-                " ".join(setting),
-                seed,
-                receipt.steps,
-                receipt.tokens,
-                f"{receipt.fluctuation:.4f}",
-                receipt.unstable_at or "",
-                f"{receipt.loss:.4f}",
-            )
+            row = {
+                "setting": " ".join(setting),
+                "seed": seed,
+                "steps": receipt.steps,
+                "tokens": receipt.tokens,
+                "fluctuation": f"{receipt.fluctuation:.4f}",
+                "unstable_at": receipt.unstable_at or "",
+                "loss": f"{receipt.loss:.4f}",
+            }
             rows.append(row)
-        return pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False)
+        return pd.DataFrame(rows).to_csv(index=False)
 
-    def cost(self, recipe: Recipe) -> str:
+    def cost(self) -> str:
         """Describe what the probes have cost."""
         tokens = sum(receipt.tokens for receipt in self.receipts.values())
-        share = tokens / recipe.train.tokens
+        share = tokens / self.recipe.train.tokens
         probes = counted(len(self.receipts), "probe")
         return f"{probes}, {human(tokens)} tokens: {100 * share:.0f} % of a run"
