@@ -11,8 +11,10 @@ one that ran out of budget continues with a larger one.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from efftrain_cli.foundation.console import (
@@ -23,7 +25,7 @@ from efftrain_cli.foundation.console import (
     say,
     steady_output,
 )
-from efftrain_cli.foundation.errors import DivergedError, UsageError
+from efftrain_cli.foundation.errors import DivergedError, RecipeError, UsageError
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.plan.describe import LABEL
 from efftrain_cli.recipe.draft import (
@@ -87,13 +89,13 @@ def tune(config: TuneConfig, plan_only: bool = False) -> Path:
                 f"  give at least {error.needed}"
             ) from None
         say(f"the budget ended\n  --budget {error.needed} continues from here")
-    write_whole(folder / "receipts.csv", prober.table())
+    receipts = folder / "receipts.csv"
+    write_whole(receipts, prober.table())
     best = find_best(candidates, verdicts)
     lines = list(result_lines(candidates, verdicts, best))
-    lines.append(f"cost    {prober.cost(recipe)}")
+    lines.append(f"cost    {prober.cost()}")
     if best is None:
         print_labelled(console, lines, LABEL)
-        receipts = folder / "receipts.csv"
         raise DivergedError(
             f"no warmup is recommended; {receipts} has the probes\n  {advice(verdicts)}"
         )
@@ -116,7 +118,7 @@ def check_free(path: Path) -> None:
 
 def shown(setting: Setting) -> str:
     """Write a setting without its section: "start=8 steps=60"."""
-    return " ".join(text.rpartition(".")[2] for text in setting)
+    return " ".join(re.sub(r"^[^=]*\.", "", text) for text in setting)
 
 
 def listed(settings: Sequence[Setting]) -> str:
@@ -190,18 +192,25 @@ def race_command(config: TuneConfig, best: Verdict, tuned: str) -> str:
     """Return the command that compares the tuned recipe with the searched one, or with the nearest
     recipe that this one inherits from and that has no such warmup."""
     section = best.setting[-1].partition(".")[0]
-    rivals = {config.recipe: config.recipe}
-    for base in read_recipe_file(config.recipe).bases:
-        rivals[str(base)] = base.stem if base.parent in recipe_folders() else str(base)
-    without = (name for path, name in rivals.items() if section not in load_recipe(path).methods)
-    words = ["efftrain", "race", next(without, config.recipe), tuned]
-    found = {text.partition("=")[0] for text in best.setting}
+    # What was searched must not be the same in both.
+    searched = {section, *(text.partition("=")[0] for text in best.setting)} - {"optim"}
+    options = []
+    settings = []
     for text in config.settings:
         key = text.partition("=")[0]
-        # What was searched must not be the same in both.
-        if key not in found and (section == "optim" or key.partition(".")[0] != section):
-            words += ["--set", text]
-    return shlex.join(words)
+        if searched.isdisjoint((key, key.partition(".")[0])):
+            settings.append(text)
+            options += ["--set", text]
+    rivals = [config.recipe]
+    for base in read_recipe_file(config.recipe).bases:
+        rivals.append(base.stem if base.parent in recipe_folders() else str(base))
+    rival = config.recipe
+    for name in reversed(rivals):
+        # A base need not be a whole recipe.
+        with suppress(RecipeError):
+            if section not in load_recipe(name, settings).methods:
+                rival = name
+    return shlex.join(["efftrain", "race", rival, tuned, *options])
 
 
 def tuned_text(config: TuneConfig, best: Verdict) -> str:

@@ -21,7 +21,7 @@ from efftrain_cli.training.stages import train_stages
 from efftrain_cli.tune_warmup.candidates import TuneConfig, find_candidates
 from efftrain_cli.tune_warmup.prober import Prober
 from efftrain_cli.tune_warmup.search import Receipt, Verdict
-from efftrain_cli.tune_warmup.tune import describe, race_command, tune
+from efftrain_cli.tune_warmup.tune import describe, race_command, shown, tune
 from tests.conftest import cli
 from tests.tune_warmup.conftest import lines
 
@@ -179,12 +179,18 @@ def test_a_verdict_is_described_with_its_mean_loss():
     assert described(("stable", "stable"), None, None) == "stable on 2 seeds (loss 4.10)"
     assert described(("stable", "stuck"), None, None) == "stuck on seed 2 (loss 4.10)"
     assert described(("unstable", "unstable"), 15, 12) == "unstable at step 12 (loss 4.10)"
+    assert shown(("optim.lr=0.01", "seq_len_warmup=false")) == "lr=0.01 seq_len_warmup=false"
 
 
-def test_a_length_warmup_races_the_recipe_without_one():
+def test_a_length_warmup_races_the_recipe_without_one(tmp_path, monkeypatch):
+    """Of `mine` the base is a part of a recipe."""
+    monkeypatch.chdir(tmp_path)
+    Path("part.toml").write_text("seed = 1")
+    Path("mine.toml").write_text(f'base = "part.toml"\n{dump_recipe(load_recipe("small-slw"))}')
     best = Verdict(("seq_len_warmup.start=8", "seq_len_warmup.steps=60"), 45, (), ())
     settings = ("data.train=my.txt", "seq_len_warmup.start=16", "optim.lr=1e-3")
-    for recipe, rival in (("small-slw", "small"), ("unstable", "unstable")):
+    rivals = {"small-slw": "small", "unstable": "unstable", "mine.toml": "mine.toml"}
+    for recipe, rival in rivals.items():
         command = race_command(TuneConfig(recipe=recipe, settings=settings), best, "tuned")
         assert command == f"efftrain race {rival} tuned --set data.train=my.txt --set optim.lr=1e-3"
 
