@@ -151,8 +151,8 @@ class Building:
         self._tally = Tally(**place.tally)
         self._writers = {}
         for side, entry in zip(SIDES, (place.train, place.valid), strict=True):
-            path = self.folder / f"{side}.bin"
-            self._writers[side] = ShardWriter(path, self._tokenizer.vocab_size, entry)
+            shards = self.folder / f"{side}.bin"
+            self._writers[side] = ShardWriter(shards, self._tokenizer.vocab_size, entry)
         self._known: set[int] = set()
         tokens = self._tokens()
         if tokens:
