@@ -1,15 +1,41 @@
-"""benchmarks/accumulation.py: it measures sums that training makes, and predicts those that it
+"""benchmarks/accumulation.py: it measures the sums that training makes, and predicts those that it
 does not."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
+import torch
+from torch import Tensor
 
 from benchmarks import accumulation
-from benchmarks.accumulation import needs_of
+from benchmarks.accumulation import Measure, needs_of
 from efftrain_cli.methods.variance_retention import needed_bits
 from tests.conftest import cli
-from tests.trained_run import make_run
+from tests.tiny import config_of, drawn
+from tests.trained_run import make_run, random_gpt
+
+
+def test_the_products_are_those_of_training(monkeypatch):
+    """What is taken from a layer gives back the gradient of its weight."""
+    kept = {}
+
+    def keep(self: Measure, name: str, *operands: Tensor) -> list[Any]:
+        kept[name] = [tensor.clone() for tensor in operands]
+        return []
+
+    monkeypatch.setattr(Measure, "layer", keep)
+    model = random_gpt(config_of(tied=False), 0.3, seed=0)
+    ids = drawn(61, 3, 9, seed=0)
+    accumulation.measure_model(model, ids[:, :-1], ids[:, 1:], Measure("fp32"))
+    (model.loss_sum(ids[:, :-1], ids[:, 1:]) / 24).backward()
+    assert len(kept) == 9
+    layers = {**dict(model.named_modules()), "head": model.lm_head}
+    for name, (x, weight, grad) in kept.items():
+        layer = layers[name]
+        torch.testing.assert_close(grad.t() @ x, layer.weight.grad, rtol=1e-4, atol=1e-6)
+        assert torch.equal(weight, layer.weight)
 
 
 def test_needs_of_sums_by_hand():

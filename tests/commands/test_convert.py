@@ -49,8 +49,9 @@ def exported(
 
 def test_export_and_import_give_the_model_back(exported, tmp_path):
     before, directory = exported
-    settings = sets(f"data.train={tmp_path / 'text.txt'}", "optim.lr=1e-3", "train.tokens=3000")
-    cli(f"import {directory} --name back", *settings)
+    text = sets(f"data.train={tmp_path / 'text.txt'}")
+    settings = sets("optim.lr=1e-3", "train.tokens=3000")
+    cli(f"import {directory} --name back", *text, *settings)
     after = load_trained_model("back", None, CPU)
     assert after.progress.step == 0 and after.recipe.optim.lr == 1e-3
     assert after.tokenizer.sha256 == before.tokenizer.sha256
@@ -69,9 +70,12 @@ def test_export_and_import_give_the_model_back(exported, tmp_path):
         and origin["data"]["train_hash"]
         and origin["data"]["valid_windows"]
     )
-    # From here on it has tokens of its own, as every run.
+    cli(f"import {directory} --name bare", *settings)
+    cli("pretrain --resume bare --steps 2 --no-probe", *text)
+    # From here on both have tokens of their own, as every run.
     (tmp_path / "text.txt").unlink()
-    cli("pretrain --resume back --steps 3 --no-probe")
+    for name in ("back", "bare"):
+        cli(f"pretrain --resume {name} --steps 3 --no-probe")
 
 
 def test_rows_beyond_the_tokenizer_are_padding(exported):

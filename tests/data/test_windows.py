@@ -74,6 +74,7 @@ def test_windows_are_cut_into_sequences_from_their_beginning(tmp_path, each, len
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
     full = windows.read(20, 7)
     batch = windows.batch(plan(7, length, 20, sequences_per_window=each))
+    assert batch.tokens.is_contiguous() and batch.targets.is_contiguous()
     for number in range(7):
         begin = number % each * length
         row = full[number // each][begin : begin + length + 1].tolist()
