@@ -218,11 +218,10 @@ class TrialRunner:
         began = shown = time.monotonic()
         active: dict[int, _Slot] = {}
         with show_progress(console, heading, STATUS_EVERY) as report, _saved(active):
-            self._fill(left, active)
-            # While the first of them imports PyTorch.
-            importlib.import_module("efftrain_cli.compare.comparison")
             while left or active:
                 self._fill(left, active)
+                # Once, while the first run imports PyTorch.
+                importlib.import_module("efftrain_cli.compare.comparison")
                 if left and not active:
                     names = listed([trial.name for trial in left])
                     report(f"waiting for {names}: another process trains them", 0)
