@@ -120,9 +120,9 @@ def folded(line: str, indent: int, stream: IO[str] | None) -> str:
 
 def print_folded(text: str, indent: int = 2, stream: TextIO | None = None) -> None:
     """Print text, each line folded if `stream`, standard output by default, is a terminal."""
-    for line in text.split("\n"):
-        print(folded(line, indent, stream), file=stream)
-    (stream or sys.stdout).flush()
+    lines = [folded(line, indent, stream) for line in text.split("\n")]
+    # At once: messages of several ranks do not mix.
+    print("\n".join(lines), file=stream, flush=True)
 
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
