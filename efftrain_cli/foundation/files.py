@@ -79,7 +79,7 @@ def made_beside(path: Path) -> Iterator[Path]:
         is_folder = temporary.is_dir()
         inner = [*temporary.rglob("*"), temporary]
         # At once: each waits for the disk, some milliseconds.
-        with ThreadPoolExecutor(len(inner)) as pool:
+        with ThreadPoolExecutor() as pool:
             list(pool.map(fsync, inner))
         os.rename(temporary, path)
         try:
