@@ -178,7 +178,7 @@ def flat_values(recipe: Recipe) -> dict[str, Any]:
     return flatten(recipe_values(recipe))
 
 
-def dump_recipe(recipe: Recipe, comments: Mapping[str, str] | None = None) -> str:
+def dump_recipe(recipe: Recipe, comments: Mapping[str, str] = {}) -> str:
     """Format the recipe as TOML, every default written out; `load_recipe` reads it back to an equal
     Recipe.
 

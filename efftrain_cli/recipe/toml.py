@@ -47,16 +47,13 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def toml_lines(
-    values: Mapping[str, Any], comments: Mapping[str, str] | None = None
-) -> Iterator[str]:
+def toml_lines(values: Mapping[str, Any], comments: Mapping[str, str] = {}) -> Iterator[str]:
     """Yield the lines of a TOML document: plain keys first, then a [section] per table and a
     [[section]] per array of tables.
 
     Args:
         comments: dotted key -> a comment to stand after its value.
     """
-    comments = comments or {}
     plain = {}
     sections = []
     for name, value in values.items():
@@ -73,8 +70,11 @@ def toml_lines(
 
 def _body(table: Mapping[str, Any], prefix: str, comments: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of a table's keys, comments below each other."""
-    lines = {f"{prefix}{name}": _assignment(name, value) for name, value in table.items()}
-    width = max((len(lines[key]) for key in lines.keys() & comments.keys()), default=0)
+    lines = {}
+    for name, value in table.items():
+        lines[f"{prefix}{name}"] = _assignment(name, value)
+    widths = [len(line) for key, line in lines.items() if key in comments]
+    width = max(widths, default=0)
     for key, line in lines.items():
         if key in comments:
             line = f"{line:<{width}}  # {comments[key]}"
