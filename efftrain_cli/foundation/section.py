@@ -84,8 +84,7 @@ def parse_count(value: Any) -> Any:
     Raises:
         ValueError: the number is not whole.
     """
-    if not isinstance(value, (str, float)):
-        return value
+    exact: Any = value
     if isinstance(value, str):
         match = _COUNT.fullmatch(value)
         if match is None:
@@ -94,9 +93,9 @@ def parse_count(value: Any) -> Any:
         # Decimal, not float: "0.3B" must be 300000000 exactly.
         from decimal import Decimal
 
-        exact: Decimal | float = Decimal(number.replace("_", "")) * _SUFFIX[suffix.upper()]
-    else:
-        exact = value
+        exact = Decimal(number.replace("_", "")) * _SUFFIX[suffix.upper()]
+    elif not isinstance(value, float):
+        return value
     if 2**63 <= exact < math.inf:
         raise ValueError(f"{value!r} is beyond 64 bits")
     # The remainder of infinity is NaN, which is true.
@@ -130,8 +129,8 @@ def check_every(value: Any) -> Any:
     return value
 
 
-Count = Annotated[int, BeforeValidator(parse_count)]
-"""A number of tokens or sequences; accepts 300_000_000, "300M" and 3e8."""
+Count = Annotated[int, BeforeValidator(parse_count), Field(ge=1)]
+"""A number of tokens or sequences, at least 1; accepts 300_000_000, "300M" and 3e8."""
 
 Text = Annotated[str, Field(min_length=1)]
 """Text that is not empty."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -43,7 +43,7 @@ class BatchSizeWarmup(Method):
     """Sequences per step at the beginning."""
     increment: int = Field(ge=1)
     """Sequences added at each increase; divides train.batch_size - start."""
-    sequences: Annotated[Count, Field(ge=1)] | None = None
+    sequences: Count | None = None
     """Length of the ramp, in sequences trained."""
     switch: tuple[Count, ...] | None = None
     """In place of `sequences`: tokens trained after which `increment` is added, once for each."""
@@ -109,7 +109,7 @@ class BatchSizeWarmup(Method):
                 f"has {len(switch)} entries, and from start = {self.start} it takes {needed}"
                 f" of increment = {self.increment} to train.batch_size = {full}",
             )
-        elif any(later <= earlier for earlier, later in pairwise((0, *switch, budget))):
+        elif any(later <= earlier for earlier, later in pairwise((*switch, budget))):
             yield (
                 "batch_size_warmup.switch",
                 f"rises from above 0 to below train.tokens = {budget:,}",

@@ -151,7 +151,7 @@ class Switch:
     """Evaluations that one slope is fitted to."""
     times: int = Field(default=3, ge=1)
     """Evaluations in a row at which the slope must be at or above the threshold."""
-    latest: Annotated[Count, Field(ge=1)] | None = None
+    latest: Count | None = None
     """Tokens of the run at which the stage ends in any case; a plan assumes them for a stage by
     "loss" or "slope"."""
 

@@ -12,6 +12,8 @@ from efftrain_cli.optim.facts import OPTIMIZERS, MuonScale, OptimizerFacts, Opti
 from efftrain_cli.recipe.schedules import DECAY_SHAPES, SCHEDULES, DecayShape, ScheduleName
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -21,30 +23,30 @@ class Optim:
     name: OptimizerName = "adamw"
     """"adamw"; "muon": Muon for the matrices of the blocks, AdamW for embeddings, biases and layer
     norms; or "lion", the sign of a momentum, which does not read eps."""
-    lr: float = Field(gt=0)
+    lr: Positive
     """Peak learning rate."""
-    muon_lr: float | None = Field(default=None, gt=0)
+    muon_lr: Positive | None = None
     """Peak learning rate of the matrices that Muon updates; lr is then that of all else. Both
     follow one schedule. Default with muon_scale = "match_rms_adamw": lr."""
     muon_scale: MuonScale | None = None
     """What Muon multiplies the update of a matrix by: "original", sqrt(max(1, rows / columns)); or
     "match_rms_adamw", 0.2 sqrt(max(rows, columns)), with which AdamW's rates fit. Default:
     "original"."""
-    min_lr: float = Field(default=0.0, ge=0)
+    min_lr: NotNegative = 0.0
     """Learning rate at the end of the decay."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Adam's decay rates of the first and second moment; Lion's of the update and of the
     momentum."""
-    beta2_tokens: Annotated[Count, Field(ge=1)] | None = None
+    beta2_tokens: Count | None = None
     """Half-life of Adam's second moment, in tokens, in place of the second beta: a step of B tokens
     has beta2 = 0.5^(B / beta2_tokens)."""
-    eps: float = Field(default=1e-8, gt=0)
+    eps: Positive = 1e-8
     """Adam's epsilon."""
-    weight_decay: float = Field(default=0.1, ge=0)
+    weight_decay: NotNegative = 0.1
     """Decoupled weight decay, on matrices except the position embeddings."""
-    grad_clip: float = Field(default=1.0, ge=0)
+    grad_clip: NotNegative = 1.0
     """Largest global l2 norm of the gradient; 0 clips nothing."""
-    z_loss: float = Field(default=0.0, ge=0)
+    z_loss: NotNegative = 0.0
     """Factor of the mean square of the logits' log-sum-exp, minimized beside the cross-entropy and
     reported apart."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -58,7 +60,7 @@ class Optim:
     decay_shape: DecayShape | None = None
     """With "wsd": the curve of the decay over its share x: "linear", 1 - x; "1-sqrt", 1 - sqrt(x);
     "cosine", a half wave; or "square", 1 - x^2. Default: "linear"."""
-    decay_tokens: Annotated[Count, Field(ge=1)] | None = None
+    decay_tokens: Count | None = None
     """Tokens at which min_lr is reached; default: train.tokens."""
     decay_steps: int | None = Field(default=None, ge=1)
     """Decay by steps instead: the step at which min_lr is reached."""

@@ -165,7 +165,7 @@ class Data:
     """Split of a Hub dataset to train on; default "train"."""
     revision: Text | None = None
     """Revision (branch, tag or commit) of Hub datasets; the same as "owner/name@revision"."""
-    max_tokens: Annotated[Count, Field(ge=1)] | None = None
+    max_tokens: Count | None = None
     """Training tokens to prepare at most, but for the rest of the last document; default: all local
     text, and of Hub datasets what the budget needs."""
     repeat: bool = False
@@ -191,11 +191,11 @@ class Data:
 class Train:
     """Budget, batch and numerics."""
 
-    tokens: Count = Field(ge=1)
+    tokens: Count
     """Budget: training ends with the first step at which this many tokens have been trained on."""
     batch_size: int = Field(ge=1)
     """Sequences per optimizer step."""
-    micro_batch_tokens: Count = Field(default=16384, ge=1)
+    micro_batch_tokens: Count = 16384
     """Tokens that one forward pass may hold; a step is cut into as many micro-batches as that
     needs."""
     dtype: Literal["auto", "fp32", "tf32", "bf16"] = "auto"

@@ -8,10 +8,9 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import Field
 from pydantic.dataclasses import dataclass as checked
 
 from efftrain_cli.compare.inference import POWER, Estimate
@@ -36,11 +35,11 @@ class StudySize:
     """A size at which every arm is trained."""
 
     name: Text
-    parameters: Annotated[Count, Field(ge=1)] | None = None
+    parameters: Count | None = None
     """Shape, batch, rates and evaluations by docs/sizes.md, for at most so many parameters."""
     set: tuple[Text, ...] = ()
     """Changes of every arm's recipe at this size."""
-    tokens: Annotated[Count, Field(ge=1)] | None = None
+    tokens: Count | None = None
     """Budget; `tokens_per_parameter` times the parameters without it."""
     seeds: str = ""
     """Seeds of this size if they are others than the study's."""

@@ -40,6 +40,10 @@ from tests.recipe.conftest import STAGED, TINY, problems, write
         ("data.train=[]", "must have at least 1 item, not 0"),
         ("data.train=['a', '']", "item 2 must not be empty"),
         ("data.train.0=x", "is one list"),
+        (
+            "batch_size_warmup={start = 2, increment = 1, switch = [0, 9]}",
+            "item 1 must be at least 1",
+        ),
         ("base=small", "only a file has a base"),
         ("modl.x=1", "unknown key; did you mean model?"),
         ("simigrad={target = 0.5, min_batch_size = 4}", "is required"),
