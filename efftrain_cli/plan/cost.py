@@ -95,8 +95,8 @@ def state_bytes(recipe: Recipe, config: GPTConfig) -> int:
     return 4 * (copies * parameter_count(config) + recipe.optim.facts.state_size(config))
 
 
-def full_micro_batch(recipe: Recipe) -> int:
-    """Return the sequences of a micro-batch of full length that train.micro_batch_tokens allows."""
+def sequences_at_once(recipe: Recipe) -> int:
+    """Return how many sequences of full length a micro-batch holds, at most."""
     train = recipe.train
     return min(train.batch_size, max(1, train.micro_batch_tokens // recipe.model.seq_len))
 
@@ -167,7 +167,7 @@ def memory_bytes(recipe: Recipe) -> int:
     """Return the bytes of memory that training takes on a CPU, about: the process, and what
     `training_bytes` says."""
     config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
-    sequences = full_micro_batch(recipe)
+    sequences = sequences_at_once(recipe)
     seq_len = recipe.model.seq_len
     return PROCESS + training_bytes(recipe, config, sequences, seq_len, dtype="fp32")
 

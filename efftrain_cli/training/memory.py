@@ -17,7 +17,7 @@ from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.foundation.files import machine_memory
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import parameter_count
-from efftrain_cli.plan.cost import full_micro_batch, state_bytes, training_bytes
+from efftrain_cli.plan.cost import sequences_at_once, state_bytes, training_bytes
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
@@ -79,7 +79,7 @@ def checkpoints_activations(
     needed = training_bytes(
         recipe,
         config,
-        full_micro_batch(recipe),
+        sequences_at_once(recipe),
         config.seq_len,
         dtype=dtype,
         compiled=compiled,
@@ -177,7 +177,7 @@ def _check_machine(
         OutOfMemoryError: they do not.
     """
     seq_len = config.seq_len
-    sequences = full_micro_batch(recipe)
+    sequences = sequences_at_once(recipe)
     state = state_bytes(recipe, config)
     held = state
     if recipe.is_sharded or recipe.delayed_gradients is not None:
