@@ -71,15 +71,15 @@ def variance_retention(m_acc: int, m_p: int, n: int) -> float:
     # Partial swamping: k_2 and its term.
     root = math.sqrt(2 * n)
     for stage in range(2, m_p + 1):
-        offset = swamping_offset(m_acc, m_p, stage)
-        if n <= offset:
+        effective = n - swamping_offset(m_acc, m_p, stage)
+        if effective <= 0:
             continue
         steps = 2.0 ** (m_acc - m_p + stage)
         begins = erfc(steps / 2 / root)
         not_before = erf(steps / root)
         q = steps * begins * not_before
         weight += q
-        kept += (n - offset) * q
+        kept += effective * q
 
     # No swamping: k_3.
     smallest = 2.0 ** (m_acc - m_p + 1)
@@ -94,26 +94,20 @@ def log_v(m_acc: int, m_p: int, n: int) -> float:
     return n * (1 - variance_retention(m_acc, m_p, n))
 
 
-def stages_of(m_acc: int, m_p: int, n: int, chunk: int) -> list[tuple[int, int]]:
-    """Return (mantissa bits of the terms, additions) by stage: one, or within and over chunks.
-
-    A sum of n_1 products grows by log2(n_1) bits, as far as the accumulator holds them.
-    """
-    if chunk == 0 or chunk >= n:
-        return [(m_p, n)]
-    grown = m_p + round(math.log2(chunk))
-    within = (m_p, chunk)
-    over = (min(m_acc, grown), math.ceil(n / chunk))
-    return [within, over]
-
-
 @lru_cache(maxsize=1024)
 def needed_bits(m_p: int, n: int, chunk: int = 0) -> int:
-    """Return the fewest mantissa bits with v < 50 in every stage, else `MOST_BITS`."""
+    """Return the fewest mantissa bits with v < 50 within chunks and over them, else `MOST_BITS`.
+
+    A sum of n_1 products has log2(n_1) more bits than one, as far as the accumulator holds them.
+    `chunk` 0 is one chunk of all products.
+    """
+    length = min(chunk or n, n)
+    chunks = math.ceil(n / length)
+    grown = m_p + round(math.log2(length))
     for m_acc in range(1, MOST_BITS):
-        stages = stages_of(m_acc, m_p, n, chunk)
-        losses = [log_v(m_acc, bits, length) for bits, length in stages]
-        if max(losses) < LN_50:
+        within = log_v(m_acc, m_p, length)
+        over = log_v(m_acc, min(m_acc, grown), chunks)
+        if within < LN_50 and over < LN_50:
             return m_acc
     return MOST_BITS
 
