@@ -81,7 +81,6 @@ def grown_shape(shape: S, operator: Operator) -> S:
     kind, value = operator
     if kind == "depth":
         return replace(shape, n_layer=shape.n_layer * value)  # type: ignore[type-var]
-    sizes = {"ff_size": value}
     if kind == "width":
         sizes = {
             "n_head": value * shape.n_head,
@@ -95,6 +94,8 @@ def grown_shape(shape: S, operator: Operator) -> S:
     elif kind == "n_kv_head":
         group = shape.n_head // shape.kv_heads
         sizes = {"n_head": group * value, "kv_heads": value}
+    else:
+        sizes = {"ff_size": value}
     return resize(shape, sizes)
 
 

@@ -186,7 +186,7 @@ S = TypeVar("S", bound=Dimensions)
 
 def resize(shape: S, changes: Mapping[str, int]) -> S:
     """Return the shape with some of the sizes n_head, kv_heads, head_size, n_embd and ff_size
-    changed; those that follow from others are left to them."""
+    changed; a size that follows from others is not given."""
     sizes = {
         "n_head": shape.n_head,
         "kv_heads": shape.kv_heads,
