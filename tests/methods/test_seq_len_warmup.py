@@ -161,6 +161,7 @@ def test_final_steps_of_the_authors_runs(start, steps, full, batch_size, budget,
     [
         ({}, "steps is missing"),
         ({"pacing": "discrete", "lengths": (8, 16)}, "until 0 ends"),
+        ({"pacing": "discrete", "lengths": (8, 16), "until": (5,), "steps": 9}, "no effect"),
         (
             {"pacing": "discrete", "lengths": (8, 16, 32), "until": (5, 5)},
             "rise from phase to phase",

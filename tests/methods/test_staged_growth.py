@@ -206,7 +206,8 @@ def test_moments_of_inserted_and_copied_layers(mode, moments, starts_at_zero):
 def trained_on(first: str, operator: str, **section: str) -> GPT:
     """The model after 3 small steps and 17 grown ones."""
     settings = [f"staged_growth.{key}={value}" for key, value in section.items()]
-    state = fresh(recipe := tiny_recipe("train.tokens=2560", staged(operator, first), *settings))
+    recipe = tiny_recipe("train.tokens=2560", staged(operator, first), *settings)
+    state = fresh(recipe)
     run(state, recipe)
     return state.model
 

@@ -264,6 +264,7 @@ BROKEN = {
         {"hidden_act": "gelu"},
         {"attention_bias": True},
         {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32}},
+        {"rope_scaling": {"rope_type": "yarn"}},
         {"rope_parameters": 3},
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         {"pretraining_tp": 2},
