@@ -62,16 +62,18 @@ class Prober:
 
     def trial_of(self, probe: Probe) -> Trial:
         """Return the run of a probe, of the same name for every horizon."""
-        every = max(1, min(self.recipe.eval.every, self.recipe.optim.warmup_steps // 10))
+        config = self.config
+        recipe = self.recipe
+        every = max(1, min(recipe.eval.every, recipe.optim.warmup_steps // 10))
         own = (f"eval.every={every}", "checkpoint.keep=1")
         words = [*map(setting_word, probe.setting), f"seed{probe.seed}"]
         return Trial(
-            self.config.recipe,
-            (*self.config.settings, *probe.setting, *own),
+            config.recipe,
+            (*config.settings, *probe.setting, *own),
             probe.seed,
             run_name(words, probe.setting),
             until=probe.horizon,
-            threshold=self.config.threshold,
+            threshold=config.threshold,
         )
 
     def train(self, probe: Probe, trial: Trial) -> str:
@@ -119,19 +121,21 @@ class Prober:
         for step, ratio in zip(steps, ratios, strict=True):
             if ratio > threshold:
                 unstable.append(step)
-        first = curve[0][1]
+        unigram = self.unigram_loss
+        distance = curve[0][1] - unigram
         return Receipt(
             fluctuation=max(ratios),
             unstable_at=min(unstable, default=None),
             steps=last["step"],
-            stuck_above=self.unigram_loss - 0.05 * (first - self.unigram_loss),
+            stuck_above=unigram - 0.05 * distance,
             curve=tuple(curve),
         )
 
     @cached_property
     def runner(self) -> TrialRunner:
         """What trains the probes: one for all of them, whose process has imported PyTorch."""
-        return TrialRunner(self.folder, device=self.config.device, devices=self.config.devices)
+        config = self.config
+        return TrialRunner(self.folder, device=config.device, devices=config.devices)
 
     @cached_property
     def unigram_loss(self) -> float:
