@@ -83,6 +83,6 @@ def save_result(run: Path, entry: Result, items: list[Result]) -> None:
     for item in items:
         rows.append({**key, **item})
     text = json.dumps(entries, indent=1, allow_nan=False)
-    lines = [json.dumps(row, allow_nan=False) for row in rows]
-    write_whole(run / ITEMS, "".join(f"{line}\n" for line in lines))
+    lines = "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows)
+    write_whole(run / ITEMS, lines)
     write_whole(run / RESULTS, text + "\n")
