@@ -127,7 +127,7 @@ def table(column: str) -> Change:
 @cache
 def trained_once() -> Path:
     """Train a run in a folder of its own."""
-    folder = Path(tempfile.mkdtemp())
+    folder = Path(tempfile.mkdtemp(dir=Path.cwd().parent))
     with contextlib.chdir(folder):
         Path("my.txt").write_text(TEXT)
         cli(f"{TRAIN} --name r", env={"EFFTRAIN_RUNS": "runs"})
