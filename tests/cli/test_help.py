@@ -45,8 +45,8 @@ def known_options(words: list[str]) -> set[str]:
     return options
 
 
-def help_of(*path: str) -> str:
-    environment = {"COLUMNS": "80", "TERM": "dumb"}
+def help_of(*path: str, columns: int = 80) -> str:
+    environment = {"COLUMNS": str(columns), "TERM": "dumb"}
     return cli(*path, "--help", prog_name="efftrain", env=environment).output
 
 
@@ -63,9 +63,10 @@ def choices_of(hint: Any) -> list[str]:
     return words
 
 
+@pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("path", list(commands()), ids=" ".join)
-def test_help_names_options_and_choices_and_ends_with_examples(path):
-    shown = help_of(*path)
+def test_help_names_options_and_choices_and_ends_with_examples(path, columns):
+    shown = help_of(*path, columns=columns)
     assert not re.search(r"\u2026|bool>|\.\.\.}\.\.\.", shown)
     command, _ = command_of(list(path))
     for parameter in command.params:
