@@ -67,18 +67,17 @@ class _Linear(Function):
         ctx.arithmetic = arithmetic
         ctx.has_bias = bias is not None
         ctx.wide = torch.float32
-        is_plain = arithmetic.operands == "fp32"
-        if arithmetic.fidelity == "hardware":
+        is_hardware = arithmetic.fidelity == "hardware"
+        if is_hardware:
             ctx.wide = dtype
-            is_plain = True
         ctx.save_for_backward(x.to(ctx.wide), weight)
         if bias is not None:
             bias = bias.to(ctx.wide)
         role = arithmetic.forward
-        if role is None and is_plain:
+        format_ = arithmetic.operands
+        if role is None and (is_hardware or format_ == "fp32"):
             return F.linear(x.to(ctx.wide), weight.to(ctx.wide), bias).to(dtype)
 
-        format_ = arithmetic.operands
         y = _multiply(x, format_, weight.t(), format_, arithmetic.fidelity, role, ctx.wide)
         if bias is not None:
             y = y + bias
@@ -120,8 +119,8 @@ def _multiply(
 ) -> Tensor:
     """Multiply `a` (m, k) by `b` (k, n), each in its format, in the role's accumulator.
 
-    Emulated, the product is in fp32; the device's own is in `dtype`, and so are its operands
-    without a role.
+    An emulated product is in fp32, a device's own in `dtype`. Without a role the device multiplies
+    operands in `dtype` too, whatever their format.
     """
     if fidelity == "hardware":
         if role is None:
