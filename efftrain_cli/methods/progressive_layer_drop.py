@@ -162,8 +162,8 @@ class ProgressiveLayerDrop(Method):
             draw = 0
         elif paired:
             draw = micro_step // 2
-        # Without state there is nothing to save, to synchronise between ranks or to disturb by
-        # other random draws.
+        # A generator without state has nothing to save or to synchronise between ranks, and no
+        # other random draw disturbs it.
         counter = [0, 0, draw, step - 1]
         philox = np.random.Philox(key=seed, counter=counter)
         uniform = np.random.Generator(philox).random(len(keep))
