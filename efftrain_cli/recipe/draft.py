@@ -40,7 +40,7 @@ class Draft:
     name: str
     path: Path
     kind: str = "recipe"
-    """Or "study"."""
+    """What messages call it: "recipe" or "study"."""
     bases: list[Path] = field(default_factory=list)
     """Files that it inherits from, nearest first."""
     values: Values = field(default_factory=dict)

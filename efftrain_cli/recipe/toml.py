@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+Table = Mapping[str, Any]
+"""Values by name, some of them tables or lists of tables."""
+
 
 def toml_value(value: Any) -> str:
     """Format one value as TOML. Reading it back gives an equal value of the same type; the keys of
@@ -32,7 +35,7 @@ def _is_tables(value: Any) -> bool:
     return isinstance(value, list | tuple) and {*map(type, value)} == {dict}
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Table, prefix: str = "") -> dict[str, Any]:
     """Return nested tables as dotted keys: {"optim.lr": 6e-4, ...}. Lists of tables are numbered
     from 0: "stages.0.lr". A table without keys stays {}: a section that is present is on."""
     flat: dict[str, Any] = {}
@@ -47,7 +50,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def toml_lines(values: Mapping[str, Any], comments: Mapping[str, str] = {}) -> Iterator[str]:
+def toml_lines(values: Table, comments: Mapping[str, str] = {}) -> Iterator[str]:
     """Yield the lines of a TOML document: plain keys first, then a [section] per table and a
     [[section]] per array of tables.
 
@@ -68,7 +71,7 @@ def toml_lines(values: Mapping[str, Any], comments: Mapping[str, str] = {}) -> I
     yield from sections
 
 
-def _body(table: Mapping[str, Any], prefix: str, comments: Mapping[str, str]) -> Iterator[str]:
+def _body(table: Table, prefix: str, comments: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of a table's keys, comments below each other."""
     lines = {}
     for name, value in table.items():
