@@ -185,6 +185,7 @@ def test_diff_shows_exactly_what_differs(mine):
         {"key": "train.tokens", "a": small.train.tokens, "b": 3_000_000},
     ]
     assert "are the same" in cli("recipes diff small small").stdout
+    assert re.search(r"\.steps +not set +\d", cli("recipes diff small small-slw").stdout)
 
 
 def test_misspelt_commands_and_options_are_corrected():

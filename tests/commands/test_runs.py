@@ -73,7 +73,7 @@ def test_a_study_and_a_search_are_a_line_each(root, monkeypatch):
         ["small-tune", "search,", "1", "of", "1", "run"],
         ["warm", "study,", "2", "of", "3", "runs"],
     ]
-    assert len(run("list warm").stdout.splitlines()) == 4
+    assert len(run("list warm small-tune").stdout.splitlines()) == 5
     monkeypatch.setattr(runs_commands, "SHOWN", 1)
     assert run("list").stdout.splitlines()[-1] == "... 2 more: --all"
     assert len(run("list --all").stdout.splitlines()) == 4
