@@ -147,9 +147,14 @@ def write_jsonl(path: Path, rows: Iterable[object]) -> None:
     path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
 
+def sealed_lines(rows: Iterable[dict[str, Any]]) -> str:
+    """Return each row as a line of JSON with its check value, as pretrain writes it."""
+    return "".join(f"{sealed(row)}\n" for row in rows)
+
+
 def write_sealed(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write each row as a line of JSON with its check value, as pretrain does."""
-    path.write_text("".join(f"{sealed(row)}\n" for row in rows))
+    """Write rows as pretrain does."""
+    path.write_text(sealed_lines(rows))
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

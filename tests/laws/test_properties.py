@@ -22,6 +22,7 @@ from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName
 from efftrain_cli.recipe.sections import Train
 from efftrain_cli.run.lines import parse, sealed, split_lines
 from efftrain_cli.run.metrics import latest_rows, read_metrics
+from tests.fake_runs import write_sealed
 from tests.tiny import tiny_recipe
 
 quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
@@ -189,7 +190,7 @@ def test_rows_that_count_are_those_a_dictionary_written_in_order_and_cut_at_each
         }
     with TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
-        path.write_text("".join(f"{sealed(row)}\n" for row in rows))
+        write_sealed(path, rows)
         assert latest_rows(path.parent) == list(kept.values())
         fast = read_metrics(path.parent, ("step", "segment", "loss", "tokens"))
     assert fast.frame.to_dict("records") == list(kept.values())

@@ -7,6 +7,7 @@ import os
 from efftrain_cli.run.lines import sealed
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.trackers.rows import _is_input_closed, follow_run
+from tests.fake_runs import sealed_lines
 from tests.trackers.conftest import write_while_followed
 
 ROWS = [{"step": step, "loss": 4.5} for step in (1, 2, 3, 4)]
@@ -24,7 +25,7 @@ def test_a_flipped_digit_is_not_sent_on(tmp_path, monkeypatch):
 
 
 def test_a_line_is_sent_once_it_is_whole(tmp_path, monkeypatch):
-    text = "".join(f"{sealed(row)}\n" for row in ROWS)
+    text = sealed_lines(ROWS)
     write_while_followed(monkeypatch, tmp_path, text[:20], text[20:100], text[100:])
     assert list(follow_run(tmp_path)) == ROWS
 

@@ -7,27 +7,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.columns import AXES
-from efftrain_cli.run.lines import sealed
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.trackers import tensorboard
 from efftrain_cli.trackers import wandb as wandb_sync
 from efftrain_cli.trackers.rows import grouped, series_of
 from tests.conftest import REPOSITORY
-from tests.fake_runs import rows_of, write_run, write_sealed
+from tests.fake_runs import rows_of, sealed_lines, write_run, write_sealed
 from tests.launch import wait_until
 from tests.trackers.conftest import write_while_followed
 from tests.wandb_files import read_history, read_records
-
-
-def lines_of(rows: list[dict[str, Any]]) -> str:
-    return "".join(f"{sealed(row)}\n" for row in rows)
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +125,7 @@ def test_tensorboard_has_the_same_curves(tmp_path, monkeypatch):
     tensorboard.write(path)
     assert read() == (list(range(101)), [9.0] * 41 + [2.0] * 60)
     later = rows_of(110, 0, segment=1, first=101, loss=1.0)
-    write_while_followed(monkeypatch, path, lines_of(later))
+    write_while_followed(monkeypatch, path, sealed_lines(later))
     tensorboard.write(path, follow=True)
     assert read() == (list(range(111)), [9.0] * 41 + [2.0] * 60 + [1.0] * 10)
 
@@ -145,7 +139,7 @@ def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resu
 ):
     """Segments of one run directory are one wandb run; a step that was sent is not sent again."""
     path = write_run(tmp_path, "small", 0, rows=rows_of(20, 0))
-    write_while_followed(monkeypatch, path, lines_of(rows_of(60, 0)[21:]))
+    write_while_followed(monkeypatch, path, sealed_lines(rows_of(60, 0)[21:]))
     first = wandb_sync.follow(path, "offline", None)
     (folder,) = (path / "wandb").glob("offline-run-*")
     assert steps_sent(folder) == list(range(61))
