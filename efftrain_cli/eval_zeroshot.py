@@ -296,7 +296,7 @@ def result_lines(run: str, entries: Sequence[Result], names: Sequence[str]) -> I
         names: suites and tasks as they were asked for.
     """
     first = entries[0]
-    yield (f"{run}, step {first['step']:,}, context {first['context_length']:,}, {first['dtype']}")
+    yield f"{run}, step {first['step']:,}, context {first['context_length']:,}, {first['dtype']}"
     rows = []
     for entry in entries:
         chance = "" if entry["chance"] is None else f"{entry['chance']:.2g}"
