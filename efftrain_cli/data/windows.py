@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from efftrain_cli.recipe.sections import Data
 
 _ROUNDS = 8
-COUNTED = 1 << 20
+COUNTED = 1 << 22
 """Training tokens whose frequencies are counted."""
 _BLOCK = 4096  # stream positions whose places are computed at once
 _MIX = 10_000  # positions in the pattern of a mix: weights are met to a ten-thousandth
