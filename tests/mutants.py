@@ -25,12 +25,12 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
 
-from cosmic_ray.ast import get_ast
+from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
 from scipy.stats import binomtest
@@ -90,31 +90,23 @@ class Mutant:
 
     def source(self) -> str:
         """Return the changed source of the module."""
-        text = (REPOSITORY / self.module).read_text(encoding="utf-8")
+        text = (REPOSITORY / self.module).read_text()
         return mutate_code(text, get_operator(self.operator)(), self.occurrence)
 
     def change(self) -> str:
         """Return `module: before  ->  after`."""
-        before = (REPOSITORY / self.module).read_text(encoding="utf-8").splitlines()
-        after = self.source().splitlines()
-        for old, new in zip(before, after, strict=False):
+        place = self.module.removeprefix("efftrain_cli/")
+        before = (REPOSITORY / self.module).read_text().splitlines()
+        for old, new in zip(before, self.source().splitlines(), strict=False):
             if old != new:
-                return f"{self.place()}: {old.strip()}  ->  {new.strip()}"
-        return f"{self.place()}: {self.operator}"
-
-    def place(self) -> str:
-        """Return the module's path in the package."""
-        return self.module.removeprefix("efftrain_cli/")
+                return f"{place}: {old.strip()}  ->  {new.strip()}"
+        return f"{place}: {self.operator}"
 
 
 def mutants_of(module: Path) -> Iterator[Mutant]:
     """Yield every mutant of one module."""
-    tree = get_ast(module.read_text(encoding="utf-8"))
-    nodes = [tree]
     positions: dict[str, int] = defaultdict(int)
-    while nodes:
-        node = nodes.pop(0)
-        nodes[:0] = getattr(node, "children", [])
+    for node in ast_nodes(get_ast(module.read_text())):
         for name in OPERATORS:
             for (line, _), _ in get_operator(name)().mutation_positions(node):
                 yield Mutant(str(module.relative_to(REPOSITORY)), line, name, positions[name])
@@ -150,8 +142,8 @@ def noted(source: str, numbers: dict[int, int]) -> str:
     statements = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            functions.append(body[0] if body else node)
+            has_docstring = ast.get_docstring(node) is not None
+            functions.append([*node.body, node][has_docstring])
             statements += [child for child in ast.walk(node) if isinstance(child, ast.stmt)][1:]
     for line, number in sorted(numbers.items(), reverse=True):
         around = []
@@ -174,15 +166,16 @@ def first_line(statement: ast.stmt) -> int:
     return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
 
 
-def copy_project(folder: Path) -> Path:
-    """Copy what the tests need to `folder`/project, and return it."""
-    project = folder / "project"
-    left_out = shutil.ignore_patterns(".git", ".venv", ".cache", "runs", "__pycache__")
-    shutil.copytree(REPOSITORY, project, ignore=left_out)
-    (project / "runs").mkdir()
-    if (REPOSITORY.parent / "shared").exists():
-        (folder / "shared").symlink_to(REPOSITORY.parent / "shared")
-    return project
+@contextmanager
+def copied_project() -> Iterator[Path]:
+    """Copy what the tests need to a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder, "project")
+        left_out = shutil.ignore_patterns(".git", ".venv", ".cache", "runs")
+        shutil.copytree(REPOSITORY, project, ignore=left_out)
+        (project / "runs").mkdir()
+        Path(folder, "shared").symlink_to(REPOSITORY.parent / "shared")
+        yield project
 
 
 def measure_reach(mutants: list[Mutant], folder: Path) -> dict[int, set[str]]:
@@ -195,13 +188,12 @@ def measure_reach(mutants: list[Mutant], folder: Path) -> dict[int, set[str]]:
         numbers: dict[str, dict[int, int]] = defaultdict(dict)
         for number, mutant in enumerate(mutants):
             numbers[mutant.module][mutant.line] = number
-        with tempfile.TemporaryDirectory() as temporary:
-            project = copy_project(Path(temporary))
-            notes = Path(temporary) / "notes"
+        with copied_project() as project:
+            notes = project.parent / "notes"
             (project / "efftrain_cli" / "_notes.py").write_text(f"FILE = {str(notes)!r}\n" + NOTES)
             for module, lines in numbers.items():
                 path = project / module
-                path.write_text(noted(path.read_text(encoding="utf-8"), lines), encoding="utf-8")
+                path.write_text(noted(path.read_text(), lines))
             options = ["-n2", "--durations=0", "--durations-min=0", f"--timeout={2 * HANG}"]
             command = [sys.executable, "-m", "pytest", *FAST, *options]
             with (folder / "pytest").open("w") as output:
@@ -218,9 +210,7 @@ def measure_reach(mutants: list[Mutant], folder: Path) -> dict[int, set[str]]:
 def seconds_of_tests(output: str) -> dict[str, float]:
     """Return the seconds of each test, over its parameters, from pytest's list of durations."""
     seconds: dict[str, float] = defaultdict(float)
-    for duration, test in re.findall(
-        r"^([\d.]+)s (?:setup|call|teardown) +([^\s[]+)", output, re.M
-    ):
+    for duration, test in re.findall(r"^([\d.]+)s \w+ +([^\s[]+)", output, re.M):
         seconds[test] += float(duration)
     return seconds
 
@@ -232,17 +222,21 @@ def in_order(mutant: Mutant, tests: set[str], seconds: dict[str, float]) -> list
     Tests of a file stand together: they share its fixtures. First come files that are named after
     the module, then those whose tests take the fewest seconds.
     """
-    name = mutant.module.split("/")[-1].removesuffix(".py")
+    name = Path(mutant.module).stem
     cost: dict[str, float] = defaultdict(float)
     for test in tests:
-        cost[test.partition("::")[0]] += seconds.get(test, 0.0)
+        cost[file_of(test)] += seconds.get(test, 0.0)
 
     def key(test: str) -> tuple[bool, bool, float, str]:
-        file = test.partition("::")[0]
+        file = file_of(test)
         return test not in tests, name not in file, cost[file], test
 
-    others = {test for test in seconds if test.partition("::")[0] in cost}
+    others = {test for test in seconds if file_of(test) in cost}
     return sorted(tests | others, key=key)
+
+
+def file_of(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def first_failure(project: Path, tests: list[str], limit: float) -> str:
@@ -266,22 +260,23 @@ def first_failure(project: Path, tests: list[str], limit: float) -> str:
     return ""
 
 
-def try_mutant(project: Path, mutant: Mutant, tests: list[str], limit: float) -> str:
+def try_mutant(mutant: Mutant, tests: list[str], limit: float) -> str:
     """Return which of the tests catches the mutant, or an empty string.
 
     A test that fails without the mutant, too, is left out.
     """
-    path = project / mutant.module
-    original = path.read_text(encoding="utf-8")
     unsound: list[str] = []
-    while tests:
-        path.write_text(mutant.source(), encoding="utf-8")
-        options = [f"--deselect={test}" for test in unsound]
-        failed = first_failure(project, [*options, *tests], limit)
-        path.write_text(original, encoding="utf-8")
-        if not failed or "::" not in failed or not first_failure(project, [failed], 2 * limit):
-            return failed
-        unsound.append(failed)
+    with copied_project() as project:
+        path = project / mutant.module
+        original = path.read_text()
+        while tests:
+            path.write_text(mutant.source())
+            options = [f"--deselect={test}" for test in unsound]
+            failed = first_failure(project, [*options, *tests], limit)
+            path.write_text(original)
+            if not failed or "::" not in failed or not first_failure(project, [failed], 2 * limit):
+                return failed
+            unsound.append(failed)
     return ""
 
 
@@ -297,30 +292,22 @@ def main() -> None:
     mutants = list(islice(draw(options.seed), options.lines))
     reach = measure_reach(mutants, folder)
     seconds = seconds_of_tests((folder / "pytest").read_text())
-    projects: SimpleQueue[Path] = SimpleQueue()
 
     def outcome(number: int) -> str:
         kept = folder / str(number)
         if not kept.exists():
             tests = in_order(mutants[number], reach[number], seconds)
-            project = projects.get()
-            kept.write_text(try_mutant(project, mutants[number], tests, options.limit))
-            projects.put(project)
+            kept.write_text(try_mutant(mutants[number], tests, options.limit))
         return kept.read_text()
 
     caught = 0
-    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(2) as pool:
-        for copy in ("a", "b"):
-            projects.put(copy_project(Path(temporary) / copy))
+    with ThreadPoolExecutor(2) as pool:
         outcomes = pool.map(outcome, range(len(mutants)))
         for mutant, failed in zip(mutants, outcomes, strict=True):
             caught += bool(failed)
+            word = "caught" if failed else "SURVIVED"
             by = f"\n            by {failed}" if failed else ""
-            line = f"line {mutant.line}"
-            print(
-                f"{'caught' if failed else 'SURVIVED':8}  {line:9} {mutant.change()}{by}",
-                flush=True,
-            )
+            print(f"{word:8}  line {mutant.line:<4} {mutant.change()}{by}", flush=True)
     interval = binomtest(caught, len(mutants)).proportion_ci(method="wilson")
     share = f"{caught / len(mutants):.0%} [{interval.low:.0%}, {interval.high:.0%}]"
     print(f"{caught} of {len(mutants)} caught: {share}")
