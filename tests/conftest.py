@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 # One thread a process: tests run side by side, and threads that wait for each other by spinning
 # would starve them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# No test cuts the power, and without that a flush to the disk shows nothing but its milliseconds.
+# No test cuts the power, so a flush to the disk would only cost milliseconds. Tests that watch
+# flushes, or let them fail, wrap this one.
 os.fsync = lambda descriptor: None
 
 register()

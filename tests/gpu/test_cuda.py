@@ -25,6 +25,7 @@ from efftrain_cli.training.loop import train, update
 from efftrain_cli.training.record import read_records
 from efftrain_cli.training.session import choose_device
 from efftrain_cli.training.state import TrainState
+from tests.launch import start_efftrain
 from tests.tiny import changed
 
 pytestmark = [
@@ -254,8 +255,10 @@ def test_each_kind_of_shape_keeps_its_own_kernel_after_a_probe(monkeypatch):
         ("small-staged-depth",),
     ],
 )
-def test_every_method_resumes_exactly(recipe, fresh_efftrain):
-    fresh_efftrain("verify-resume", "--recipe", *recipe, "--device", "cuda", timeout=900)
+def test_every_method_resumes_exactly(recipe, tmp_path):
+    process = start_efftrain(tmp_path, "verify-resume", *recipe, "--device", "cuda")
+    out, err = process.communicate(timeout=900)
+    assert process.returncode == 0, out + err
 
 
 @pytest.mark.parametrize("method", ["none", "length warmup", "layer drop"])
