@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from efftrain_cli.bench import random_windows, started_state
+from efftrain_cli.bench import random_windows
 from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.training.build import build_state
 from efftrain_cli.training.record import read_records
 from efftrain_cli.training.stages import train_stages
 
@@ -48,7 +49,7 @@ def efftrain(size: str, sets: Sequence[str], folder: Path) -> Steps:
     recipe = load_recipe("quickstart", [*shape, *sets])
     folder.mkdir()
     windows = random_windows(recipe, vocabulary, folder)
-    state = started_state(recipe, vocabulary, torch.device("cpu"))
+    state = build_state(recipe, vocabulary, torch.device("cpu"))
     records = train_stages(state, recipe, windows, windows.validation(1), None)
 
     def steps(count: int) -> None:

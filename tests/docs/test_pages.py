@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -94,3 +95,11 @@ def test_what_pages_name_exists():
     script = (REPOSITORY / "benchmarks" / "gpu" / "figures.py").read_text()
     figures = set(re.findall(r'^    "(\w+)": \1,$', script, re.MULTILINE))
     assert set() < set(re.findall(r"`(\w+)`", table)) <= figures
+
+
+@pytest.mark.slow
+def test_scripts_that_no_test_runs_find_what_they_import():
+    for path in (REPOSITORY / "benchmarks").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and "efftrain_cli" in str(node.module):
+                exec(ast.unparse(node))
