@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def command_lines(page: Path) -> list[list[str]]:
 
 def test_every_command_and_option_exists():
     group = typer.main.get_command(app)
-    for words in [words for page in PAGES for words in command_lines(page)]:
+    for words in chain.from_iterable(map(command_lines, PAGES)):
         command = group
         rest = list(words)
         while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
