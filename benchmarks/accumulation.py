@@ -95,7 +95,7 @@ def measure_model(
     assert logits.grad is not None
     rows += measure.layer("head", x.detach(), weight.detach(), logits.grad)
     model.zero_grad(set_to_none=True)
-    return sorted(rows, key=lambda row: str(row["role"]))
+    return sorted(rows, key=lambda row: row["role"])
 
 
 @dataclass

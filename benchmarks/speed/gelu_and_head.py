@@ -32,7 +32,8 @@ def compare(
     theirs: Form,
     rounds: int,
 ) -> None:
-    """Print the seconds of a value and of the inputs' gradients, given its own, and their ratio."""
+    """Print the seconds of both forms and their ratio: of a value and of the inputs' gradients,
+    with `upstream` as the value's own gradient."""
     times: dict[Form, list[float]] = {ours: [], theirs: []}
     for _ in range(rounds):
         for form in (ours, theirs):
