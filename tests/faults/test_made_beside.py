@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from efftrain_cli.grow.grow import grow_run
 from efftrain_cli.run.directory import RunDirectory, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run_list import read_runs
-from tests.faults.conftest import call, deaths, die_at, save_step
+from tests.faults.conftest import DISK, call, contents, deaths, die_at, save_step
 from tests.trained_run import make_run
 
 
@@ -75,6 +76,28 @@ def test_a_killed_import_leaves_no_run_without_its_checkpoint(home):
                 pass
             shutil.rmtree(made)
     assert appeared > 1
+
+
+def test_a_growth_appears_with_its_checkpoint(home, monkeypatch):
+    """F86: before every operation on the disk, where a kill would leave what is there; the source
+    is untouched."""
+    made, source = home / "runs" / "made", contents(home / "runs" / "base")
+    found = set()
+
+    def looking(real: Callable[..., object]) -> Callable[..., object]:
+        def operation(*args: object, **options: object) -> object:
+            found.add(made.exists())
+            if made.exists():
+                verify_checkpoint(checkpoints_of(made)[-1])
+            return real(*args, **options)
+
+        return operation
+
+    for module, name in DISK:
+        monkeypatch.setattr(module, name, looking(getattr(module, name)))
+    make_growth(home)
+    assert found == {False, True}
+    assert contents(home / "runs" / "base") == source
 
 
 @pytest.mark.parametrize("kind", MAKERS)
