@@ -35,15 +35,14 @@ Found = dict[str, Any]
 # --- a training -----------------------------------------------------------------------------------
 
 
-def trained(recipe: Recipe, path: Path, steps: int, resumes: bool = True) -> Found:
+def trained(recipe: Recipe, path: Path, steps: int) -> Found:
     """Return what comes of a training that saves a checkpoint in the middle, `path`; and,
     "resumed", of another state that goes on from there."""
     state = fresh(recipe)
     found = came_to(state, train(state, recipe, steps, path))
-    if resumes:
-        state = fresh(recipe)
-        load(path, state, recipe)
-        found["resumed"] = came_to(state, train(state, recipe, steps))
+    state = fresh(recipe)
+    load(path, state, recipe)
+    found["resumed"] = came_to(state, train(state, recipe, steps))
     return found
 
 
@@ -138,7 +137,8 @@ def copies_and_shards(folder: Path) -> Found:
         found[name] = trained(recipe, folder / name, STEPS)
     for name in [case for case in SHARDED if case not in CASES]:
         recipe = tiny_recipe(*SIZE, *SHARDED[name])
-        found[name] = trained(recipe, folder / name, STEPS, resumes=False)
+        state = fresh(recipe)
+        found[name] = came_to(state, train(state, recipe, STEPS))
     return found
 
 
