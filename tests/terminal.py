@@ -17,8 +17,8 @@ from tests.conftest import REPOSITORY
 
 
 def on_terminal(cwd: Path, columns: int, *args: str, answer: str = "") -> str:
-    """What `efftrain ARGS` shows on a terminal of that width, without colours, if `answer` is typed
-    there."""
+    """Return what `efftrain ARGS` shows on a terminal of that width, without colours; `answer` is
+    typed there."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm-256color"}
