@@ -94,7 +94,7 @@ def test_a_rate_that_is_not_the_recipe_s_has_a_fix(lab, changes, command):
     *_, fault, fix = errors.splitlines()
     assert re.fullmatch(r"error: step (\d+): the loss .*; step \d+ is saved", fault)
     assert fix == f"  at 0.003: efftrain pretrain {command.format(run=lab.run('hot'))}"
-    lab.call(fix.partition("efftrain ")[2], "--no-probe", "--steps", "2")
+    lab.call(fix.partition("efftrain ")[2], "--no-probe")
 
 
 def test_a_state_that_could_not_be_saved_is_not_called_saved(lab):
