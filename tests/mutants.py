@@ -141,7 +141,7 @@ def noted(source: str, numbers: dict[int, int]) -> str:
     functions = []
     statements = []
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef) and node.body[0].lineno > node.lineno:
             has_docstring = ast.get_docstring(node) is not None
             functions.append([*node.body, node][has_docstring])
             statements += [child for child in ast.walk(node) if isinstance(child, ast.stmt)][1:]
