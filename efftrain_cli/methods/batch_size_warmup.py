@@ -122,7 +122,7 @@ class BatchSizeWarmup(Method):
         start = batch_size // 2
         return {
             "batch_size_warmup": replace(
-                self, start=start, increment=start, sequences=half * batch_size, switch=None
+                self, start=start, increment=start, sequences=half * start, switch=None
             )
         }
 

@@ -152,10 +152,10 @@ class SimiGrad(Method):
         shorter = replace(
             self,
             min_batch_size=max(2, batch_size // 2),
-            max_batch_size=max(2, 2 * batch_size),
+            max_batch_size=2 * batch_size,
             quantum=1,
             interval=interval,
-            window=min(self.window, max(1, half // interval)),
+            window=min(self.window, half // interval),
         )
         return {"simigrad": shorter}
 
