@@ -130,19 +130,11 @@ _PEAK_TFLOPS: dict[str, tuple[float | None, float | None, float]] = {
     "GB200": (2500, 1250, 80),  # a seventy-second of a GB200 NVL72
     "B300 SXM6 AC": (2250, 1125, 75),  # an eighth of an HGX B300
     "B200": (2250, 1100, 75),
-    "GH200 480GB": (989.5, 494.7, 67),
-    "H200": (989.5, 494.7, 67),
-    "H200 NVL": (835.5, 417.5, 60),
-    "H100 80GB HBM3": (989.5, 494.7, 67),
-    "H100 PCIe": (756, 378, 51),
-    "H100 NVL": (835.5, 417.5, 60),
-    "H800": (989.5, 494.7, 67),
-    "H800 PCIe": (756, 378, 51),
+    "H100 80GB HBM3, H200, H800, GH200 480GB": (989.5, 494.7, 67),
+    "H100 NVL, H200 NVL": (835.5, 417.5, 60),
+    "H100 PCIe, H800 PCIe": (756, 378, 51),
     "H20": (148, 74, 44),
-    "A100-SXM4-40GB": (312, 156, 19.5),
-    "A100-SXM4-80GB": (312, 156, 19.5),
-    "A100-PCIE-40GB": (312, 156, 19.5),
-    "A100 80GB PCIe": (312, 156, 19.5),
+    "A100-SXM4-40GB, A100-SXM4-80GB, A100-PCIE-40GB, A100 80GB PCIe": (312, 156, 19.5),
     "A40": (149.7, 74.8, 37.4),
     "A30": (165, 82, 10.3),
     "A10": (125, 62.5, 31.2),
@@ -156,10 +148,8 @@ _PEAK_TFLOPS: dict[str, tuple[float | None, float | None, float]] = {
     "GeForce RTX 4090": (165.2, 82.6, 82.6),
     "GeForce RTX 3090": (71, 35.6, 35.6),
     "Tesla T4": (None, 8.1, 8.1),  # neither bf16 nor TF32, which is then plain fp32
-    "Tesla V100-SXM2-16GB": (None, 15.7, 15.7),
-    "Tesla V100-SXM2-32GB": (None, 15.7, 15.7),
-    "Tesla V100-PCIE-16GB": (None, 14, 14),
-    "Tesla V100-PCIE-32GB": (None, 14, 14),
+    "Tesla V100-SXM2-16GB, Tesla V100-SXM2-32GB": (None, 15.7, 15.7),
+    "Tesla V100-PCIE-16GB, Tesla V100-PCIE-32GB": (None, 14, 14),
     "AMD Instinct MI300X": (1307.4, None, 163.4),
 }
 
@@ -171,8 +161,9 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
     Only whole names count: a slice of a GPU (MIG), a laptop's GPU of the same number, any other GPU
     and a CPU have no entry, and their MFU is null rather than a guess.
     """
-    peaks = _PEAK_TFLOPS.get(device_name.removeprefix("NVIDIA "), (None, None, None))
-    tflops = peaks[("bf16", "tf32", "fp32").index(dtype)]
-    if tflops is None:
-        return None
-    return tflops * 1e12
+    name = device_name.removeprefix("NVIDIA ")
+    for names, peaks in _PEAK_TFLOPS.items():
+        tflops = peaks[("bf16", "tf32", "fp32").index(dtype)]
+        if name in names.split(", ") and tflops is not None:
+            return tflops * 1e12
+    return None
