@@ -38,15 +38,14 @@ class KeyValueCache:
     """
 
     def __init__(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+        self.pair: tuple[Tensor, Tensor] | None = None
 
     @property
     def length(self) -> int:
         """Positions read."""
-        if self.keys is None:
+        if self.pair is None:
             return 0
-        return self.keys.shape[2]
+        return self.pair[0].shape[2]
 
     def extend(
         self,
@@ -54,12 +53,11 @@ class KeyValueCache:
         values: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Append (B, K, new, D) and return all keys and values so far."""
-        if self.keys is not None and self.values is not None:
-            keys = torch.cat([self.keys, keys], dim=2)
-            values = torch.cat([self.values, values], dim=2)
-        self.keys = keys
-        self.values = values
-        return keys, values
+        if self.pair is not None:
+            keys = torch.cat([self.pair[0], keys], dim=2)
+            values = torch.cat([self.pair[1], values], dim=2)
+        self.pair = keys, values
+        return self.pair
 
 
 def make_norm(config: GPTConfig) -> nn.Module:
@@ -175,7 +173,7 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.extend(k, v)
 
-        if self.queries_per_key > 1:
+        if self.queries_per_key != 1:
             # Query head j reads head j // queries_per_key. Repeated, as not every kernel knows
             # groups.
             k = k.repeat_interleave(self.queries_per_key, dim=1)

@@ -26,10 +26,9 @@ _PIECE = 1 << 16
 def gelu(x: Tensor) -> Tensor:
     """Compute x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3), which is PyTorch's tanh form
     within rounding. Of bf16 it is computed in fp32; value and slope are rounded once each."""
-    has_fast_form = x.dtype in (torch.float32, torch.float64, torch.bfloat16)
-    if x.device.type != "cpu" or not has_fast_form or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
-    if torch.is_grad_enabled() and x.requires_grad:
+    if x.requires_grad:
         return _Gelu.apply(x)
     return _gelu(x.contiguous(), None)
 
@@ -53,14 +52,10 @@ class _Gelu(Function):
 def _gelu(x: Tensor, slope: Tensor | None) -> Tensor:
     """Compute the function of `x`, contiguous; write its derivative to `slope` if given."""
     y = torch.empty_like(x)
-    is_narrow = x.dtype == torch.bfloat16
-    arrays = 2
-    dtype = x.dtype
-    if is_narrow:
-        arrays = 4
-        dtype = torch.float32
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    is_narrow = x.dtype != dtype
     # One piece of z = 2u and of s = sigmoid(z); of bf16 also of x, and a result before rounding.
-    scratch = torch.empty(arrays, min(_PIECE, x.numel()), dtype=dtype)
+    scratch = torch.empty(4, min(_PIECE, x.numel()), dtype=dtype)
     scale = torch.tensor(_SCALE, dtype=dtype)
     inputs = x.view(-1).split(_PIECE)
     values = y.view(-1).split(_PIECE)
@@ -68,11 +63,11 @@ def _gelu(x: Tensor, slope: Tensor | None) -> Tensor:
     if slope is not None:
         slopes = slope.view(-1).split(_PIECE)
     for piece, value, derivative in zip(inputs, values, slopes, strict=True):
-        z, s, *wide = scratch[:, : piece.numel()]
+        z, s, wide_piece, wide_result = scratch[:, : piece.numel()]
         result = value
         if is_narrow:
-            piece = wide[0].copy_(piece)
-            result = wide[1]
+            piece = wide_piece.copy_(piece)
+            result = wide_result
         torch.addcmul(scale, piece, piece, value=_SCALE * _CUBIC, out=z).mul_(piece)
         torch.sigmoid(z, out=s)
         torch.mul(piece, s, out=result)

@@ -59,8 +59,7 @@ def generate(
         # in this mode.
         with torch.inference_mode(), attention_kernels(prompt.device, same_shape=False):
             if caches[0].length + unread.shape[1] > length:
-                half = max(1, length // 2)
-                unread = text[:, -half:]
+                unread = text[:, -(length // 2) :]
                 caches = model.new_caches()
 
             last = model.hidden(unread, caches)[:, -1]
@@ -82,8 +81,8 @@ def draw(
         return logits.argmax(-1)
 
     logits = logits / sampling.temperature
-    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
-        largest = logits.topk(sampling.top_k).values
+    if sampling.top_k is not None:
+        largest = logits.topk(min(sampling.top_k, logits.shape[1])).values
         smallest_kept = largest[:, -1:]
         logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
 

@@ -17,15 +17,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-_CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
-"""Bytes of fp32 logits that are turned into their gradient, or exist without one, at once; 1 << 28
-elsewhere."""
+_CHUNK = {"cpu": 1 << 24, "cuda": 1 << 28}
+"""Logits that are turned into their gradient, or exist without one, at once."""
 
 
 def _chunk_tokens(x: Tensor, rows: int) -> int:
     """Return the tokens whose logits over `rows` of the vocabulary are worked on at once."""
-    size = _CHUNK_BYTES.get(x.device.type, 1 << 28)
-    return max(1, size // (4 * rows))
+    return _CHUNK[x.device.type] // rows
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
@@ -70,7 +68,7 @@ def summed_cross_entropy(
         loss = F.cross_entropy(logits, targets, reduction="sum")
         if not with_squares:
             return loss
-        squares = torch.logsumexp(logits, dim=-1).square().sum()
+        squares = torch.logsumexp(logits, dim=1).square().sum()
         return torch.stack([loss, squares])
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -109,13 +107,11 @@ class _SummedCrossEntropy(Function):
     ) -> Tensor:
         logits = x @ weight.t()
         tokens = _chunk_tokens(x, logits.shape[1])
-        # Narrow types are worked on in fp32, so that only the gradient is rounded, as in autocast's
-        # plain form.
-        is_narrow = logits.dtype in (torch.bfloat16, torch.float16)
         chunks = logits[:, :vocab_size].split(tokens)
         losses = []
         for chunk, target in zip(chunks, targets.unsqueeze(1).split(tokens), strict=True):
-            # The chunk itself unless its type is narrow.
+            # The chunk itself, or narrow types in fp32, so that only the gradient is rounded, as in
+            # autocast's plain form.
             work = at_least_fp32(chunk)
             if softcap is not None:
                 work.div_(softcap).tanh_()
@@ -133,8 +129,7 @@ class _SummedCrossEntropy(Function):
             work.scatter_(1, target, work.gather(1, target) - 1.0)
             if softcap is not None:
                 work.mul_(slope)
-            if is_narrow:
-                chunk.copy_(work)
+            chunk.copy_(work)  # does nothing to itself
 
         logits[:, vocab_size:] = 0.0
         ctx.save_for_backward(x, weight, logits)
@@ -144,13 +139,10 @@ class _SummedCrossEntropy(Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         x, weight, grad_logits = ctx.saved_tensors
-        scale = grad_loss
-        if x.dtype == torch.float64:
-            scale = grad_loss.double()
         # The factor goes to the small sides of the products; the gradient of the logits is left as
         # it is.
-        grad_x = (grad_logits @ weight).mul_(scale)
-        grad_weight = grad_logits.t() @ (x * scale)
+        grad_x = (grad_logits @ weight).mul_(grad_loss)
+        grad_weight = grad_logits.t() @ (x * grad_loss)
         return grad_x, grad_weight, None, None, None
 
 

@@ -107,7 +107,7 @@ def to_fp8(x: Tensor, operands: str) -> tuple[Tensor, Tensor]:
     exponent = torch.floor(torch.log2(quotient))
     is_usable = torch.isfinite(largest) & (largest > 0)
     exponent = torch.where(is_usable, exponent, 0.0)
-    scale = torch.exp2(exponent.clamp(-126, 126))
+    scale = torch.exp2(exponent.clamp(max=126))
     return (x * scale).to(FP8[operands]), scale
 
 
@@ -133,7 +133,7 @@ def narrow_matmul(
     bits: int,
     chunk: int,
     block: int,
-    exponent_bits: int = 8,
+    exponent_bits: int,
 ) -> Tensor:
     """Multiply `a` (m, k) by `b` (k, n), fp32, summed with `bits` mantissa bits: fp32 (m, n).
 

@@ -151,7 +151,8 @@ def test_the_released_format_is_read(exported):
 
 
 def test_what_transformers_saved_is_read(tmp_path):
-    """By transformers' own class and names of keys, and of keys of before version 5."""
+    """By transformers' own class and names of keys, and of keys of before version 5; bf16 weights
+    as they are."""
     settings = transformers.LlamaConfig(
         vocab_size=101,
         hidden_size=32,
@@ -162,8 +163,9 @@ def test_what_transformers_saved_is_read(tmp_path):
         max_position_embeddings=48,
         rope_parameters={"rope_type": "default", "rope_theta": 5e5},
     )
-    theirs = transformers.LlamaForCausalLM(settings).eval()
+    theirs = transformers.LlamaForCausalLM(settings).bfloat16().eval()
     theirs.save_pretrained(tmp_path)
+    theirs.float()
     written = json.loads((tmp_path / "config.json").read_text())
     old = {k: v for k, v in written.items() if k != "rope_parameters"} | {"rope_theta": 5e5}
     tokens = torch.arange(40)[None]
@@ -184,7 +186,7 @@ def test_an_export_loads_in_transformers_offline(tmp_path, monkeypatch):
 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export").eval()
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")
-    for text in ("the dog sat", " and\n\tthe  mat ", "Übergröße 猫"):
+    for text in ("the dog sat", " and\n\tthe  mat .", "Übergröße 猫"):
         ids = their_tokenizer(text)["input_ids"]
         assert ids == tokenizer.encode([text])[0].tolist()
         assert their_tokenizer.decode(ids) == tokenizer.decode(ids)

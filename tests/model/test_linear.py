@@ -22,10 +22,10 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def results(layer: nn.Module) -> list[Tensor]:
     """Output, and gradients of the input, the weight and the bias."""
-    x = drawn(4, 40, 96).requires_grad_()
+    x = drawn(4, 37, 96).requires_grad_()  # 148 tokens, no multiple of 16
     layer.zero_grad()
     y = layer(x)
-    y.backward(drawn(4, 40, 160, seed=1))
+    y.backward(drawn(4, 37, 160, seed=1))
     return [y.detach(), x.grad, layer.weight.grad.clone(), layer.bias.grad.clone()]
 
 
@@ -41,6 +41,15 @@ def linear() -> nn.Linear:
 
 def test_a_layer_without_roles_moves_no_bit(linear):
     assert_same_bits(results(NarrowLinear(linear, Arithmetic())), results(linear))
+
+
+def test_an_accumulator_without_settings_is_fp32s():
+    """A sum of 24 significant bits, and a number of the largest exponent."""
+    linear = nn.Linear(2, 1, bias=False)
+    linear.weight.data.fill_(1.0)
+    layer = NarrowLinear(linear, Arithmetic(forward=Accumulator()))
+    x = torch.tensor([[2.0**23, 1.0], [2.0**127, 0.0]])
+    assert layer(x).flatten().tolist() == [2**23 + 1, 2**127]
 
 
 @pytest.mark.parametrize("role", [0, 1, 2])

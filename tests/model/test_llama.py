@@ -158,7 +158,7 @@ def test_cached_keys_give_the_logits_of_one_pass(config):
         for piece in tokens.split([9, 1, 1, 13], dim=1):
             parts.append(model.head(model.hidden(piece, caches)))
     torch.testing.assert_close(torch.cat(parts, 1), whole.detach(), rtol=0, atol=2e-6)
-    assert caches[0].keys is not None and caches[0].keys.shape == (2, config.kv_heads, 24, 32)
+    assert [part.shape for part in caches[0].pair] == 2 * [(2, config.kv_heads, 24, 32)]
 
 
 def test_hf_initialization_shrinks_no_projection():
