@@ -30,12 +30,10 @@ from the paper, the equations are those of a public implementation.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 
 LN_50 = math.log(50.0)
 """n (1 - VRR) below which an accumulation counts as wide enough."""
-MOST_BITS = 23
-"""Mantissa bits of fp32: what is asked for at most."""
 
 
 def swamping_offset(m_acc: int, m_p: int, stage: int) -> float:
@@ -94,9 +92,9 @@ def log_v(m_acc: int, m_p: int, n: int) -> float:
     return n * (1 - variance_retention(m_acc, m_p, n))
 
 
-@lru_cache(maxsize=1024)
+@cache
 def needed_bits(m_p: int, n: int, chunk: int = 0) -> int:
-    """Return the fewest mantissa bits with v < 50 within chunks and over them, else `MOST_BITS`.
+    """Return the fewest mantissa bits with v < 50 within chunks and over them.
 
     A sum of n_1 products has log2(n_1) more bits than one, as far as the accumulator holds them.
     `chunk` 0 is one chunk of all products.
@@ -104,12 +102,14 @@ def needed_bits(m_p: int, n: int, chunk: int = 0) -> int:
     length = min(chunk or n, n)
     chunks = math.ceil(n / length)
     grown = m_p + round(math.log2(length))
-    for m_acc in range(1, MOST_BITS):
+    m_acc = 0
+    worst = LN_50
+    while worst >= LN_50:
+        m_acc += 1
         within = log_v(m_acc, m_p, length)
         over = log_v(m_acc, min(m_acc, grown), chunks)
-        if within < LN_50 and over < LN_50:
-            return m_acc
-    return MOST_BITS
+        worst = max(within, over)
+    return m_acc
 
 
 MANTISSA_BITS = {

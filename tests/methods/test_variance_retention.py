@@ -38,6 +38,7 @@ def test_variance_retention_to_eight_digits():
     }.items():
         found = (round(variance_retention(m_acc, m_p, n), 8), round(log_v(m_acc, m_p, n), 4))
         assert found == expected
+    assert variance_retention(1, 5, 2) == 1.0 > variance_retention(1, 5, 3)
     offsets = [swamping_offset(9, 5, stage) for stage in (2, 3, 4, 5, 6)]
     assert offsets == [0.03125, 0.46875, 4.84375, 43.59375, 369.09375]
 
