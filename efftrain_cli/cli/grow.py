@@ -88,8 +88,6 @@ def grow(
             raise UsageError(
                 "--plan needs the curve of a small model, trained from scratch\n  add --small RUN"
             )
-        for each in filter(None, (small, target)):
-            find_run(each)  # before SciPy is imported
         from efftrain_cli.foundation.console import print_folded
         from efftrain_cli.grow.plan_report import plan_lines, read_curve, threshold_of
 

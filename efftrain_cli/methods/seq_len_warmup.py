@@ -280,7 +280,5 @@ class SeqLenWarmup(Method):
         def cost(steps: int) -> int:
             return replace(self, steps=steps).tokens_through(steps, full, batch_size)
 
-        # No length is below min(multiple, full), and no batch below batch_size, which bounds the
-        # steps that a budget can hold.
-        most = budget // (batch_size * min(self.multiple, full)) + 1
-        return bisect_left(range(1, most + 1), budget + 1, key=cost)
+        # A step trains a token at least.
+        return bisect_left(range(1, budget), budget + 1, key=cost)

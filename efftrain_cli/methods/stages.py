@@ -245,6 +245,7 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
             "one stage is not staged training:"
             " add a second [[stages]] with operators, or remove this one"
         )
+        return
     for index, stage in enumerate(stages):
         last = index == len(stages) - 1
         if index == 0 and stage.operators:
@@ -262,7 +263,7 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
                 f'stage {index} has no switch; say when it ends, as in switch = {{ rule = "tokens",'
                 ' value = "100M" }'
             )
-        if last and stage.switch is not None and len(stages) > 1:
+        if last and stage.switch is not None:
             yield f"stage {index} is the last and ends with train.tokens; remove its switch"
         if stage.switch is not None:
             for rule in _switch_problems(stage.switch, stages[:index]):
@@ -283,14 +284,13 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
         return
 
     yield from _shape_problems(stages, shapes)
-    if len(stages) > 1:
-        end = sizes_of(shapes[-1])
-        for name, wanted in aims.items():
-            if not math.isclose(wanted, end[name], rel_tol=1e-6):
-                yield (
-                    f"the operators end at {name} = {end[name]}, but [model] has {wanted}:"
-                    " the last stage trains [model]; change stage 0's model or the operators"
-                )
+    end = sizes_of(shapes[-1])
+    for name, wanted in aims.items():
+        if not math.isclose(wanted, end[name], rel_tol=1e-6):
+            yield (
+                f"the operators end at {name} = {end[name]}, but [model] has {wanted}:"
+                " the last stage trains [model]; change stage 0's model or the operators"
+            )
 
 
 def _shape_problems(stages: Sequence[Stage], shapes: Sequence[Dimensions]) -> Iterator[str]:

@@ -56,6 +56,7 @@ def test_two_stage():
     warmup = SeqLenWarmup(pacing="discrete", lengths=(128, 1024), until=(15000,))
     lengths = [warmup.seq_len_at(step, 1024) for step in (1, 15000, 15001, 99999)]
     assert lengths == [128, 128, 1024, 1024]
+    SeqLenWarmup(pacing="discrete", lengths=(1, 1024), until=(1,))
     assert list(warmup.phases(1024)) == [(1, 128), (15001, 1024)]
     assert warmup.tokens_through(15002, 1024, batch_size=2) == 2 * (15000 * 128 + 2 * 1024)
 
@@ -68,6 +69,8 @@ def test_without_the_reference_s_defects():
     # A full length that is not a multiple was reached one step late.
     odd = SeqLenWarmup(start=8, steps=100)
     assert [odd.seq_len_at(step, 1023) for step in (99, 100, 101)] == [1008, 1023, 1023]
+    # A start at such a length was rounded down.
+    assert SeqLenWarmup(start=1023, steps=100).seq_len_at(1, 1023) == 1023
     # Lengths that came down stayed up.
     down = SeqLenWarmup(pacing="discrete", lengths=(8, 64, 16), until=(5, 10))
     assert [down.seq_len_at(step, 64) for step in (5, 6, 10, 11)] == [8, 64, 64, 16]
@@ -160,7 +163,13 @@ def test_final_steps_of_the_authors_runs(start, steps, full, batch_size, budget,
     "keys, said",
     [
         ({}, "steps is missing"),
-        ({"pacing": "discrete", "lengths": (8, 16)}, "until 0 ends"),
+        ({"pacing": "discrete"}, "needs lengths"),
+        ({"steps": 9, "until": (5,)}, 'until = .5. needs pacing = "discrete"'),
+        ({"pacing": "discrete", "lengths": (8, 16)}, "lengths has 2 phases and until 0 .* needs 1"),
+        (
+            {"pacing": "discrete", "lengths": (0, 16), "until": (0,)},
+            "a length is at least 1 token; until = .0.: steps are 1 or more",
+        ),
         ({"pacing": "discrete", "lengths": (8, 16), "until": (5,), "steps": 9}, "no effect"),
         (
             {"pacing": "discrete", "lengths": (8, 16, 32), "until": (5, 5)},

@@ -267,7 +267,10 @@ def test_slope_is_the_exponent_of_a_power_law_at_any_spacing():
             ["model.norm=none", "staged_growth.depth=identity", staged("depth", "n_layer = 2")],
             'must not be "identity" with model.norm = "none"',
         ),
-        ([staged("d_ff:352", "d_ff = 500")], "growth makes no model smaller"),
+        (
+            [staged("pad:128", "n_embd = 160")],
+            "pad:128 is less than the stage before's n_embd = 160; growth makes no model smaller",
+        ),
         (["model.init=unit", staged("width", "n_embd = 64")], "width does not keep the loss"),
     ],
 )
