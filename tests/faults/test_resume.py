@@ -5,8 +5,12 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from efftrain_cli import verify_resume
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.metrics import latest_rows
@@ -23,9 +28,10 @@ from efftrain_cli.training.record import read_records
 from efftrain_cli.training.session import fresh_state, prepare_session
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.verify_resume import compare_runs
-from tests.conftest import sets
+from tests.conftest import cli, sets
 from tests.fake_runs import write_sealed
-from tests.launch import made_text
+from tests.faults.conftest import call
+from tests.launch import made_text, write_recipe
 
 
 def test_a_stop_and_a_resume_move_no_bit(lab):
@@ -172,13 +178,57 @@ def test_verify_resume_names_the_first_difference(lab):
         compare_runs(a, b, 20)
 
 
-@pytest.mark.slow
-def test_verify_resume(lab):
-    recipe = lab.recipe(extra="[seq_len_warmup]\nstart = 8\nsteps = 10\n")
-    process = lab.call("verify-resume", recipe, "--steps", "2", timeout=200)
-    assert "identical: 112 tensors and 5 rows, bit for bit" in process.output
-    assert "2 micro-batches a step of 2 x 32 tokens, 4 steps" in process.output
-    assert not list((lab.folder / "runs").iterdir())
+def verify_here(monkeypatch: pytest.MonkeyPatch, folder: Path, run: Callable[..., Any]) -> Any:
+    """Give `verify-resume r.toml`, whose processes are calls of `run`."""
+    monkeypatch.chdir(folder)
+    write_recipe(folder, extra="[seq_len_warmup]\nstart = 8\nsteps = 10\n")
+    processes = SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(verify_resume, "subprocess", processes)
+    return call("verify-resume r.toml --device cpu --steps 2")
+
+
+def test_verify_resume_says_what_it_compared(tmp_path, monkeypatch):
+    def run(command: list[str], **options: object) -> Any:
+        cli(*command[3:])
+        return SimpleNamespace(returncode=0)
+
+    code, shown = verify_here(monkeypatch, tmp_path, run)
+    assert code == 0 and shown.splitlines() == [
+        (
+            "recipe cut to 2 micro-batches a step of 2 x 32 tokens, 4 steps; seq_len_warmup moved"
+            " into them"
+        ),
+        "stopped after step 2, continued in a new process to step 4",
+        "identical: 112 tensors and 5 rows, bit for bit",
+    ]
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_verify_resume_names_the_signal_that_ended_a_run(tmp_path, monkeypatch):
+    """F95."""
+    ended = SimpleNamespace(returncode=-9)
+    code, said = verify_here(monkeypatch, tmp_path, lambda *_, **__: ended)
+    assert code == 128 + 9 and said.endswith("--name whole: the process was ended by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("words", "devices", "batch_size", "sequences"),
+    [
+        ([], 1, 4, 2),
+        ([], 3, 6, 2),
+        (["train.micro_batch_tokens=31"], 1, 2, 1),
+        (["train.micro_batch_tokens=31"], 3, 6, 1),
+        (["train.batch_size=3"], 1, 2, 1),
+        (["simigrad={target=0.9, min_batch_size=4, max_batch_size=4}"], 1, 4, 2),
+    ],
+)
+def test_a_verified_step_has_two_micro_batches_or_one_a_device(
+    tmp_path, words, devices, batch_size, sequences
+):
+    """4 sequences of 32 tokens, of which 2 fit, become so many; half of them are enough for all."""
+    recipe = load_recipe(str(write_recipe(tmp_path)), words)
+    cut = verify_resume.cut_recipe(recipe, 2, devices).train
+    assert (cut.batch_size, cut.micro_batch_tokens) == (batch_size, 32 * sequences)
 
 
 def test_a_run_goes_on_after_a_huge_loss(lab):
@@ -189,20 +239,6 @@ loop.evaluate = lambda *args: torch.tensor(720.0)
 """
     process = lab.train(inject=huge)
     assert "result  val loss 720.0000 nats/token" in process.output
-
-
-def test_verify_resume_names_the_signal_that_ended_a_run(lab):
-    """F95."""
-    dying = """
-import subprocess, sys
-run = subprocess.run
-def killed(command, **options):
-    return run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], **options)
-subprocess.run = killed
-"""
-    words = ("verify-resume", "--recipe", lab.recipe(), "--steps", "2")
-    process = lab.call(*words, inject=dying, code=128 + 9)
-    assert "could not be continued: its process was ended by SIGKILL" in process.errors
 
 
 OTHER_PLACE = """
