@@ -59,6 +59,7 @@ def bench(
         human,
         print_folded,
         print_json,
+        table_lines,
     )
     from efftrain_cli.plan.describe import LABEL
     from efftrain_cli.plan.preview import summarize_plan
@@ -70,7 +71,7 @@ def bench(
         if profile is not None:
             if dist.world_size() > 1:
                 raise UsageError(
-                    "--profile follows the steps of one device\nleave it out, or bench one device"
+                    "--profile follows the steps of one device\n  leave it out, or bench one device"
                 )
             # torch.profiler does not report a file that it cannot write.
             try:
@@ -107,7 +108,7 @@ def bench(
         (
             f"recipe  {recipe}: {human(result.parameters)} parameters, vocabulary"
             f" {result.vocab_size:,}, {result.batch_size} x {result.seq_len} tokens in"
-            f" {result.accumulation_steps} micro-batch{'es' * (result.accumulation_steps > 1)}"
+            f" {counted(result.accumulation_steps, 'accumulation step')}"
         ),
         (
             f"device  {f'{devices} x ' if devices > 1 else ''}{result.device},"
@@ -127,6 +128,7 @@ def bench(
     print_folded("\n".join(lines), LABEL)
     print()
     total = sum(result.phases.values())
-    width = max(10, *map(len, result.phases))
+    rows = []
     for phase, seconds in result.phases.items():
-        print(f"{phase:{width}s} {1000 * seconds:9.2f} ms  {seconds / total:6.1%}")
+        rows.append((phase, f"{1000 * seconds:.2f} ms", f"{seconds / total:.1%}"))
+    print("\n".join(table_lines(("phase", "a step", "share"), rows)))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import statistics
+from dataclasses import replace
+from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from efftrain_cli.bench import (
     PHASES,
     BenchResult,
+    _shared_phases,
     bench,
     kernel_seconds,
     range_seconds,
@@ -34,11 +38,18 @@ RECIPE = tiny_recipe(
 def test_figures_belong_together(tmp_path, monkeypatch):
     """Two micro-batches of four sequences. What was compiled before counts nothing."""
     monkeypatch.setattr("efftrain_cli.bench.compile_seconds", iter([1.0, 3.5]).__next__)
+    counts = count(1.0)
+
+    def step(rows: Any, device: torch.device) -> tuple[float, dict[str, Any]]:
+        """Take a step, of one second more than the last."""
+        return next(counts), next(rows)
+
+    monkeypatch.setattr("efftrain_cli.bench._time_step", step)
     result = bench(RECIPE, torch.device("cpu"), steps=4, profile=tmp_path / "trace.json")
     assert (result.batch_size, result.seq_len, result.accumulation_steps) == (8, 64, 2)
     assert result.vocab_size == 512
-    assert len(result.step_seconds) == 4
-    seconds = statistics.median(result.step_seconds)
+    assert result.step_seconds == (4, 5, 6, 7), "after three"
+    seconds = 5.5
     assert result.tokens_per_second == pytest.approx(512 / seconds)
     assert result.flops_per_second == pytest.approx(
         result.flops_per_token * result.tokens_per_second
@@ -98,6 +109,16 @@ def test_phases_of_a_trace_are_added_up():
     )
 
 
+def test_phases_of_several_devices_are_work_sum_and_wait():
+    """Medians of three steps of a second; shards have no sum of their own."""
+    rows: list[dict[str, Any]] = []
+    for seconds in (0.125, 0.25, 0.5):
+        rows.append({"wait_seconds": seconds, "comm_seconds": seconds / 2})
+    assert _shared_phases(rows, 1.0) == {"work": 0.625, "sum": 0.125, "wait": 0.25}
+    rows[0]["comm_seconds"] = None
+    assert _shared_phases(rows, 1.0) == {"work and traffic": 0.75, "wait": 0.25}
+
+
 def test_a_trace_that_cannot_be_written_is_refused_before_the_steps(tmp_path, monkeypatch):
     """torch.profiler prints a line of its own then, and nothing fails."""
     monkeypatch.setattr("efftrain_cli.bench.bench", None)
@@ -148,7 +169,7 @@ def test_the_table_of_a_bench(monkeypatch, tmp_path):
     monkeypatch.setattr("efftrain_cli.bench.bench", lambda *words, **options: result)
     shown = cli("bench --recipe small --device cpu").stdout
     assert shown.splitlines() == [
-        "recipe  small: 123K parameters, vocabulary 512, 8 x 64 tokens in 2 micro-batches",
+        "recipe  small: 123K parameters, vocabulary 512, 8 x 64 tokens in 2 accumulation steps",
         "device  cpu, fp32, eager, torch 2.13.0, 2 threads",
         "speed   5,120 tokens/s, 100.0 ms a step (median of 4; 90.0 to 120.0)",
         (
@@ -158,11 +179,17 @@ def test_the_table_of_a_bench(monkeypatch, tmp_path):
         "memory  1 GB at the peak",
         "compile 0.0 s, 0 graphs",
         "",
-        "forward        25.00 ms   25.0%",
-        "backward       50.00 ms   50.0%",
-        "optimizer      15.00 ms   15.0%",
-        "other          10.00 ms   10.0%",
+        "phase        a step  share",
+        "forward    25.00 ms  25.0%",
+        "backward   50.00 ms  50.0%",
+        "optimizer  15.00 ms  15.0%",
+        "other      10.00 ms  10.0%",
     ]
+    result = replace(result, peak_memory_bytes=(10**9, 2 * 10**9), compiled=True, mfu=0.4)
+    shown = cli("bench --recipe small --device cpu").stdout.splitlines()
+    assert shown[1] == "device  2 x cpu, fp32, compiled, torch 2.13.0, 2 threads"
+    assert shown[3].endswith(", MFU 40.0%") and shown[4] == "memory  1 GB, 2 GB at the peak"
+    assert len((tmp_path / "bench.jsonl").read_text().splitlines()) == 1, "one device's speed"
 
 
 def test_peak_memory_is_the_process_s_own():
