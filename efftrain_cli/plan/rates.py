@@ -63,8 +63,8 @@ def measured_rate(device: str, recipe: Recipe) -> Rate | None:
     """Return the measured rate to estimate the recipe's training time with, None if nothing was
     measured here.
 
-    A run of the same number of blocks and width comes before everything else, then the nearest
-    FLOPs per token, within a tenth the same blocks and width, then the newest.
+    The same number of blocks and width comes first, of these a run, then the nearest FLOPs per
+    token, then the newest.
 
     Args:
         device: as --device names it.
@@ -72,11 +72,10 @@ def measured_rate(device: str, recipe: Recipe) -> Rate | None:
     model = recipe.model
     per_token = _flops_per_token(recipe)
 
-    def rank(rate: Rate) -> tuple[bool, float, bool, str]:
+    def rank(rate: Rate) -> tuple[bool, bool, float, str]:
         same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
-        is_own = same and rate.train_share > 0
         distance = abs(math.log(rate.flops_per_token / per_token))
-        return is_own, -round(distance, 1), same, rate.time
+        return same, same and rate.train_share > 0, -distance, rate.time
 
     return max(_rates_on(device), key=rank, default=None)
 

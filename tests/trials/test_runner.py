@@ -189,7 +189,11 @@ def test_a_run_of_another_process_is_waited_for(folder, code, calls):
 def test_more_runs_than_memory_holds_are_refused(folder, monkeypatch):
     recipe = load_recipe("plain.toml")
     each = cost.memory_bytes(recipe)
-    monkeypatch.setattr(cost, "free_memory", lambda: int(2.5 * each))
+    monkeypatch.setattr(cost, "free_memory", lambda: each - 1)
+    cost.check_memory([recipe], 1)
+    with pytest.raises(OutOfMemoryError, match="use --jobs 1,"):
+        cost.check_memory([recipe], 2)
+    monkeypatch.setattr(cost, "free_memory", lambda: 2 * each)
     cost.check_memory([recipe], 2)
     with pytest.raises(OutOfMemoryError, match=r"use --jobs 2.*, which changes no result$"):
         cost.check_memory([recipe], 3)
@@ -233,9 +237,10 @@ def rate(**values: Any) -> None:
     remember_rate(Rate(**{**other, **place, **values}))
 
 
-def test_time_is_that_of_runs_of_the_same_shape(folder):
+def test_time_is_that_of_runs_of_the_same_shape(folder, monkeypatch):
     """6 x 35,712 + 2 x 12 x 32 x 32 = 238,848 FLOPs a token: 10 tokens/s with two layers by the
-    benchmark, 8 by a run at twice that rate of which 40 % was training; a start is 5 s."""
+    benchmark, 8 by a run at twice that rate of which 40 % was training, 20 by one on a GPU that may
+    be here; a start is 5 s."""
     recipe = load_recipe("plain.toml", ["model.n_layer=2"])
     assert rates.seconds_left(recipe, 80) is None
     rate(flops_per_second=2_388_480.0)
@@ -243,3 +248,7 @@ def test_time_is_that_of_runs_of_the_same_shape(folder):
     assert rates.seconds_left(recipe, 0) == 0
     rate(n_layer=2, n_embd=32, flops_per_second=4_776_960.0, train_share=0.4)
     assert rates.seconds_left(recipe, 80) == pytest.approx(5 + 10)
+    monkeypatch.setattr(rates, "planned_device", lambda device: device)
+    assert rates.seconds_left(recipe, 80) == pytest.approx(5 + 10)
+    rate(device_kind="cuda", flops_per_second=4_776_960.0)
+    assert rates.seconds_left(recipe, 80) == pytest.approx(5 + 4)
