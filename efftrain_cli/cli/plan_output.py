@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.sources import find_sources
@@ -50,10 +49,8 @@ def print_csv(recipe: Recipe, until: int | None, begun: Progress) -> None:
     """Print every step after `begun` as CSV."""
     # FLOPs only decide when a model grows.
     vocab_size = likely_vocabulary(recipe.data.tokenizer) if recipe.stages else None
-    # One write per few thousand lines: a plan of 300,000 steps is printed in seconds.
     lines = csv_lines(recipe, until, vocab_size, begun)
-    while chunk := list(islice(lines, 4096)):
-        sys.stdout.write("\n".join([*chunk, ""]))
+    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def print_plan(
@@ -215,10 +212,12 @@ def _disk_line(recipe: Recipe, cost: PlanCost, facts: TextFacts) -> str:
         f"disk    {counted(recipe.checkpoint.most, 'checkpoint')}"
         f" of {human(cost.checkpoint_bytes, 'B')}"
     )
+    from efftrain_cli.data.corpus import dtype_for
+
     # A token of a vocabulary of 256 has about 2 bytes of text, one of GPT-2's 4.
     tokens = facts.needed_tokens or facts.text_bytes / (math.log2(cost.vocab_size) / 4)
     if tokens:
-        width = 2 if cost.vocab_size <= 1 << 16 else 4
+        width = dtype_for(cost.vocab_size).itemsize
         bound = "up to" if facts.needed_tokens else "about"
         line += f", {bound} {human(width * tokens, 'B')} of shards"
     return line

@@ -109,7 +109,6 @@ def training_bytes(
     *,
     dtype: str,
     compiled: bool = False,
-    recompute: bool | None = None,
 ) -> int:
     """Estimate the bytes of device memory that training on micro-batches of (sequences, seq_len)
     tokens holds at most.
@@ -122,11 +121,7 @@ def training_bytes(
     Args:
         config: shape of a model of the recipe.
         dtype: "bf16", "tf32" or "fp32".
-        recompute: of each block only its input is kept; one block's activations exist at a time.
-            None: as the recipe says, not for "auto".
     """
-    if recompute is None:
-        recompute = recipe.train.activation_checkpointing is True
     element = 4
     if dtype == "bf16":
         element = 2
@@ -147,7 +142,8 @@ def training_bytes(
         block += 4 * width  # uncompiled layer norms keep their inputs in fp32
 
     blocks = config.n_layer * block
-    if recompute:
+    if recipe.train.activation_checkpointing is True:  # "auto" turns it on if this does not fit
+        # Of each block only its input is kept; one block's activations exist at a time.
         blocks = config.n_layer * width * element + block
     logits = 2 * config.padded_vocab_size * element
     return state + sequences * seq_len * (blocks + logits)

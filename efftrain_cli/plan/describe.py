@@ -60,9 +60,8 @@ def steps_line(recipe: Recipe, summary: PlanSummary) -> str:
             grown.append(f"{before.after.step:,}")
     if grown:
         parts.append(f"grows after step {listed(grown)}")
-    # Layer dropping: growth also changes the number of blocks.
-    end = sum(plan_step(recipe, summary.end).keep)
-    if not grown and abs(end - sum(first.keep)) > 0.05:
+    if recipe.progressive_layer_drop is not None:
+        end = sum(plan_step(recipe, summary.end).keep)
         parts.append(f"{sum(first.keep):.3g} to {end:.3g} blocks")
     return "; ".join(parts)
 

@@ -23,11 +23,6 @@ from efftrain_cli.recipe.sections import config_of
 
 
 @cache
-def _keep_all(n_layer: int) -> tuple[float, ...]:
-    return (1.0,) * n_layer
-
-
-@cache
 def _stage(recipe: Recipe, stage: int) -> tuple[int, Optim]:
     return recipe.model_at(stage).n_layer, recipe.optim_at(stage)
 
@@ -78,7 +73,7 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
         stage = recipe.stages[progress.stage]
         lr *= rewarmup_factor(step - progress.stage_step, stage.rewarmup_steps)
 
-    keep = _keep_all(n_layer)
+    keep: tuple[float, ...] = (1.0,) * n_layer
     scales = None
     layer_drop = recipe.progressive_layer_drop
     if layer_drop is not None:
@@ -152,7 +147,7 @@ def full_plan(
         accumulation_steps=micro_batches,
         window_start=0,
         sequences_per_window=1,
-        keep=_keep_all(n_layer),
+        keep=(1.0,) * n_layer,
         evaluate=False,
         branch_scales=scales,
         measure_similarity=recipe.simigrad is not None,
@@ -335,8 +330,6 @@ def _count_equal(
     if recipe.seq_len_warmup is not None:
         ends = [end for end in recipe.seq_len_warmup.until if end >= plan.step]
         most = min([most, *(end - progress.step for end in ends)])
-    if progress.simigrad_window:
-        most = 1  # a step may still decide on what was measured
     return 1 + bisect_left(range(2, most + 1), True, key=differs)
 
 

@@ -83,7 +83,6 @@ def checkpoints_activations(
         config.seq_len,
         dtype=dtype,
         compiled=compiled,
-        recompute=False,
     )
     if recipe.is_sharded:
         state = state_bytes(recipe, config)
