@@ -171,7 +171,7 @@ def _evaluate_run(
             continue
         seconds = time.monotonic() - started
         entry = _entry(spec, task, score, trained, model, config)
-        entry["seconds"] = round(seconds, 3)
+        entry["seconds"] = seconds
         if dist.is_main():
             save_result(trained.run, entry, finite(score.items))
             say(f"{entry['task']}: {counted(entry['items'], 'item')} in {human_seconds(seconds)}")
@@ -234,7 +234,7 @@ def trained_length(trained: TrainedModel) -> int:
         return positions
     rows = latest_rows(trained.run, trained.progress.step)
     lengths = [row["seq_len"] for row in rows if row.get("seq_len")]
-    return min(max(lengths, default=positions), positions)
+    return max(lengths, default=positions)
 
 
 def _entry(

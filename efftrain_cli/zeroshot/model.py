@@ -62,7 +62,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
     """Most inputs of a window."""
     stride: int | None = None
     """Tokens that each later window of a whole text predicts; None: `context_length`."""
-    batch_tokens: int = 1024
+    batch_tokens: int
     """Most tokens of a forward pass, padding included."""
     bf16: bool = False
     """Whether the blocks compute in bf16."""
@@ -98,12 +98,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
             inputs = stream[:-1]
             if len(inputs) > length:
                 self.truncated += 1
-            window = Window(
-                number,
-                tuple(inputs[-length:]),
-                continuation,
-            )
-            windows.append(window)
+            windows.append(Window(number, tuple(inputs[-length:]), continuation))
         return self._score(windows, len(requests))
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
@@ -155,11 +150,9 @@ class HarnessModel(LM):  # type: ignore[misc]  # the harness has no annotations
             same_length.append((number, kept))
         batches = []
         for length, prompts in by_length.items():
-            fitting = self.batch_tokens // (length + limit)
-            rows = max(1, fitting)
+            rows = max(1, self.batch_tokens // (length + limit))
             for start in range(0, len(prompts), rows):
-                batch = prompts[start : start + rows]
-                batches.append(batch)
+                batches.append(prompts[start : start + rows])
 
         def write(batch: list[Prompt]) -> list[Answer]:
             return self._write(batch, limit, until)

@@ -55,7 +55,7 @@ def plain_score(gpt: GPT, ids: list[int], first: int) -> float:
 
 @pytest.fixture
 def model(gpt: GPT, tokenizer: Tokenizer) -> HarnessModel:
-    return HarnessModel(model=gpt, tokenizer=tokenizer, context_length=LENGTH, batch_tokens=30)
+    return HarnessModel(model=gpt, tokenizer=tokenizer, context_length=LENGTH, batch_tokens=20)
 
 
 def asked(*pairs: tuple[str, str]) -> list[Instance]:
@@ -113,7 +113,9 @@ def test_greedy_answers_are_marked(gpt, model):
 )
 def test_windows_of_a_whole_text_predict_each_token_once(gpt, tokenizer, stride, ends):
     """Disjoint windows of 8, or later ones that predict `stride` tokens after as much as fits."""
-    model = HarnessModel(model=gpt, tokenizer=tokenizer, context_length=8, stride=stride)
+    model = HarnessModel(
+        model=gpt, tokenizer=tokenizer, context_length=8, stride=stride, batch_tokens=20
+    )
     request = Instance("loglikelihood_rolling", {}, ("a" * 20,), 0)
     stream = [0] + [1] * 20
     expected = 0.0
@@ -125,29 +127,40 @@ def test_windows_of_a_whole_text_predict_each_token_once(gpt, tokenizer, stride,
     assert model.loglikelihood_rolling([request]) == [pytest.approx(expected, abs=1e-4)]
 
 
-def test_equal_inputs_are_computed_once(gpt, model):
+def test_equal_inputs_are_computed_once_and_the_longest_first(gpt, model):
+    """Three windows of up to three inputs fill nine tokens; the fourth is a batch of its own."""
+    model.batch_tokens = 9
     shapes = []
     handle = gpt.h[0].register_forward_hook(
         lambda module, inputs, output: shapes.append(tuple(inputs[0].shape[:2]))
     )
-    model.loglikelihood(asked(("aca", "c"), ("aca", "d"), ("aa", "c")))
+    model.loglikelihood(asked(("ab", "c"), ("aca", "c"), ("aca", "d"), ("aa", "c")))
     handle.remove()
-    assert shapes == [(2, 3)]
+    assert shapes == [(2, 3), (1, 1)]
 
 
 def test_an_answer_ends_at_a_stop_string_or_the_limit(gpt, model, tokenizer):
-    """The plain arg-max of each step, cut by hand."""
-    ids = [1, 3]
-    for _ in range(5):
-        with torch.no_grad():
-            ids.append(int(gpt(torch.tensor([ids]))[0, -1].argmax()))
-    written = tokenizer.decode(ids[2:]).partition("<|endoftext|>")[0]
+    """The plain arg-max of each step, cut by hand. Half of the context is the question's."""
+
+    def plain(prompt: list[int], steps: int) -> str:
+        ids = list(prompt)
+        for _ in range(steps):
+            with torch.no_grad():
+                ids.append(int(gpt(torch.tensor([ids]))[0, -1].argmax()))
+        return tokenizer.decode(ids[len(prompt) :]).partition("<|endoftext|>")[0]
+
+    def write(*prompts: str, **settings: Any) -> list[str]:
+        requests = [Instance("generate_until", {}, (prompt, settings), 0) for prompt in prompts]
+        return model.generate_until(requests)
+
+    written = plain([1, 3], 5)
     assert len(written) > 1
-
-    def write(**settings: Any) -> list[str]:
-        return model.generate_until([Instance("generate_until", {}, ("ac", settings), 0)])
-
-    assert write(until=["no such text"], max_gen_toks=5) == [written]
-    assert write(until=[written[1]], max_gen_toks=5) == [written[: written.index(written[1])]]
+    other = plain([3], 5)
+    assert write("ac", "c", until=["no such text"], max_gen_toks=5) == [written, other]
+    assert write("ac", until=[written[1]], max_gen_toks=5) == [written[: written.index(written[1])]]
+    assert model.truncated == 0
+    long = write("d" + "ac" * 6, "ac" * 6, until=["no such text"], max_gen_toks=80)
+    assert long == 2 * [plain([1, 3] * 6, 12)]
+    assert model.truncated == 1
     with pytest.raises(ValueError, match="only greedy"):
-        write(until=[], do_sample=True)
+        write("ac", until=[], do_sample=True)
