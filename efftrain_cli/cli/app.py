@@ -130,14 +130,11 @@ def _print_version(wanted: bool) -> None:
     if not wanted:
         return
     import platform
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import version
 
     from efftrain_cli import __version__
 
-    try:
-        torch = version("torch")  # from the package's own record: importing PyTorch takes seconds
-    except PackageNotFoundError:
-        torch = "missing"
+    torch = version("torch")  # from the package's own record: importing PyTorch takes seconds
     print(f"efftrain {__version__} (torch {torch}, Python {platform.python_version()})")
     raise typer.Exit
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,12 +43,8 @@ def follow_run(run: Path) -> Iterator[Values]:
 
 def _is_input_closed(seconds: float) -> bool:
     """Wait for at most `seconds`; return True as soon as standard input has ended."""
-    try:
-        ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
-    except (OSError, ValueError):
-        time.sleep(seconds)
-        return True
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return bool(ready) and not os.read(sys.stdin.fileno(), 1)
 
 
 def series_of(name: str) -> str:
