@@ -84,7 +84,7 @@ def conduct(plan: Plan, runner: Runner) -> Comparison:
                 is_last = pairs == plan.looks[-1]
                 rows = [close(row, plan, is_last) for row in comparison.verdicts]
                 write_look(path, rows)
-                tell_look(rows, pairs)
+                tell_look(rows, pairs, plan.study.give_up)
             open_arms = {row.arm for row in rows if not row.closed}
             arms = tuple(arm for arm in arms if arm.name in {baseline, *open_arms})
             if not open_arms:
@@ -191,7 +191,7 @@ def close(
             why=UNEQUAL,
         )
     is_decided = row.verdict not in ("", "undecided")
-    is_hopeless = row.p > plan.study.give_up and row.n >= HOPELESS_FROM
+    is_hopeless = not is_decided and row.p > plan.study.give_up and row.n >= HOPELESS_FROM
     remarks = []
     if row.outcome and plan.is_race and not plan.study.command:
         remarks.append(TUNED if plan.study.tuning else "rates as written")
@@ -200,20 +200,19 @@ def close(
     return replace(
         row,
         closed=is_decided or is_hopeless,
-        given_up=is_hopeless and not is_decided,
+        given_up=is_hopeless,
         remark="; ".join(remarks),
     )
 
 
-def tell_look(rows: Sequence[Result], pairs: int) -> None:
-    """Print a line per arm about what a look says."""
-    has_several = len({row.measure for row in rows}) > 1
+def tell_look(rows: Sequence[Result], pairs: int, give_up: float) -> None:
+    """Print a line per claim about what a look says."""
     for row in rows:
         estimate = estimate_text(row, with_unit=True) or row.why
         verdict = row.verdict or "not judged"
         if row.given_up:
-            verdict = f"given up, p > {math.floor(10 * row.p) / 10:g}"
-        name = f"{row.arm}, {row.title}," if has_several else row.arm
+            verdict = f"given up, p > {give_up:g}"
+        name = row.arm if row.measure == "final_loss" else f"{row.arm}, {row.title},"
         say(f"{counted(pairs, 'pair')}: {name} {estimate}: {verdict}")
 
 

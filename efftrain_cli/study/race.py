@@ -26,6 +26,7 @@ from efftrain_cli.run.reading import computed_values
 from efftrain_cli.study.file import Grid, Study, StudyArm, Tuning
 from efftrain_cli.study.plans import Plan, Settings, plan_of
 from efftrain_cli.trials.command import METRIC
+from efftrain_cli.trials.trial import run_name
 
 FIRST_SEED = 100
 """First seed of every race: far from those that people tune with."""
@@ -95,11 +96,10 @@ def race_plan(
         if not command:
             identity = identity_of(arm.recipe, settings, device)
             values |= flatten({f"machine of {arm.name}": identity["machine"]})
-        prefix = f"race-{arm.name[:32]}-{digest_of(identity)[:6]}"
+        prefix = f"race-{arm.name}-{digest_of(identity)[:6]}"
         named.append(replace(arm, prefix=prefix))
-    title = f"race-{'-'.join(labels)[:40].rstrip('-')}-{digest_of(values)[:6]}"
     return Plan(
-        title,
+        run_name(["race", *labels, digest_of(values)[:6]], ()),
         study,
         tuple(named),
         values,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from efftrain_cli.foundation.errors import StoppedError
+from efftrain_cli.run.directory import runs_root
+from efftrain_cli.run.manifest import REQUIRED, write_manifest
 from efftrain_cli.run.reading import Run
 from efftrain_cli.trials.trial import Trial
 from tests.compare.runs import make_run
@@ -32,12 +35,17 @@ windows = 4
 
 
 class Fake:
-    """Remembers what it was asked for; `loss` gives the final loss of a trial, None: diverged."""
+    """Remembers what it was asked for; `loss` gives the final loss of a trial, None: diverged.
+    If it saves, runs have begun long ago and have a checkpoint."""
 
     def __init__(
-        self, loss: Callable[[Trial], float | None], stop_after: int | None = None
+        self,
+        loss: Callable[[Trial], float | None],
+        stop_after: int | None = None,
+        saves: bool = False,
     ) -> None:
         self.loss = loss
+        self.saves = saves
         self.asked: list[list[str]] = []
         self.trained: list[str] = []
         self.stop_after = stop_after
@@ -50,6 +58,8 @@ class Fake:
         for trial in trials:
             if trial.name not in self.trained:
                 self.trained.append(trial.name)
+                if self.saves:
+                    save(trial.name)
             runs.append(self.run_of(trial))
         return runs
 
@@ -60,7 +70,19 @@ class Fake:
         run = make_run(trial.arm, trial.seed, losses, status=status)
         settings = dict(text.split("=") for text in trial.settings)
         values = {**run.settings, **{key: float(value) for key, value in settings.items()}}
-        return Run(**{**vars(run), "name": trial.name, "settings": values})
+        begun = {"started": "2026-01-01"} if self.saves else {}
+        conditions = {**run.conditions, **begun}
+        own = {"name": trial.name, "settings": values, "conditions": conditions}
+        return Run(**{**vars(run), **own})
+
+
+def save(name: str) -> None:
+    """Write a checkpoint of a run."""
+    folder = runs_root() / name / "checkpoints" / "step-00000001"
+    folder.mkdir(parents=True)
+    for file in REQUIRED:
+        (folder / file).write_text("{}")
+    write_manifest(folder, dict.fromkeys(REQUIRED, sha256(b"{}").hexdigest()))
 
 
 def recipes(folder: Path, *names: str) -> None:

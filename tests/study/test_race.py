@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from efftrain_cli.cli.race import begin
 from efftrain_cli.compare.judge import Claim
 from efftrain_cli.foundation.errors import RunLockedError, StoppedError, UsageError
 from efftrain_cli.run.lock import take_lock
@@ -14,7 +15,8 @@ from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.plans import UNEQUAL, read_study
 from efftrain_cli.study.race import race_plan
 from efftrain_cli.study.registration import read_looks
-from tests.conftest import invoke
+from efftrain_cli.study.text import race_line
+from efftrain_cli.trials.costs import Costs
 from tests.study.fake import Fake, recipes
 
 DIFFERENT = Claim()
@@ -39,7 +41,10 @@ def seeds(names):
 
 
 def test_looks_come_after_3_5_and_8_pairs_until_the_answer_is_in(folder, capsys):
-    """b is far better: closed at 3. c is undecided there and goes on alone."""
+    """b is far better: closed at 3. c is undecided there and goes on alone.
+
+    The first look has b ahead by 2.97, 2.97 and 3.12, and may spend 9/98 of 5 %: t of 14.7.
+    """
 
     def loss(trial):
         lead = {"a": 0.0, "b": -3.0, "c": -0.05}[trial.arm]
@@ -51,22 +56,27 @@ def test_looks_come_after_3_5_and_8_pairs_until_the_answer_is_in(folder, capsys)
     first, second, *_ = runner.asked
     assert seeds(first) == [f"{arm}{seed}" for seed in (100, 101, 102) for arm in "abc"]
     assert {name[0] for name in seeds(second)} == {"a", "c"} and len(second) == 10
-    told = [line.partition(" -")[0] for line in capsys.readouterr().err.splitlines()]
-    assert told[:4] == ["3 pairs: b", "3 pairs: c", "5 pairs: b", "5 pairs: c"]
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "3 pairs: b -3.0200 [-3.7553, -2.2847] nats/token: better"
+    assert [line.partition(" -")[0] for line in told[1:4]] == [
+        "3 pairs: c", "5 pairs: b", "5 pairs: c",
+    ]  # fmt: skip
     b, c = conducted.verdicts
     assert (b.verdict, b.n, b.remark) == (
         "better",
         3,
         "rates as written; stopped early: likely overstated",
     )
-    assert c.n > 3, "c was judged with more pairs"
+    assert (c.verdict, c.n, c.given_up, c.remark) == ("undecided", 8, False, "rates as written")
+    assert conducted.caveats == []
 
 
-def test_a_race_gives_up_from_five_pairs_on(folder):
+def test_a_race_gives_up_from_five_pairs_on(folder, capsys):
     runner = Fake(lambda trial: 4.0 + 0.1 * ((trial.seed + (trial.arm == "b")) % 2))
     conducted = conduct(race_plan(["a.toml", "b.toml"], DIFFERENT, [3, 5, 8]), runner)
     (row,) = conducted.verdicts
     assert len(runner.asked) == 2 and row.given_up and row.n == 5 and row.p > 0.5
+    assert capsys.readouterr().err.endswith(" nats/token: given up, p > 0.5\n")
 
 
 def test_a_look_is_written_once(folder, capsys):
@@ -96,13 +106,18 @@ def test_a_baseline_is_trained_once_for_all_its_races(folder):
     assert len(runner.trained) == 15, "another baseline"
 
 
-def test_a_changed_text_is_another_baseline(folder):
-    """A pattern that matches one more file."""
-    pattern = ("data.train=te*.txt",)
-    plans = [race_plan(["a.toml", "b.toml"], DIFFERENT, [3], pattern)]
+def test_a_changed_text_or_device_is_another_baseline(folder):
+    """A pattern that matches one more file; two GPUs are one kind of device."""
+
+    def plan(device):
+        return race_plan(
+            ["a.toml", "b.toml"], DIFFERENT, [3], ("data.train=te*.txt",), device=device
+        )
+
+    plans = [plan("cpu"), plan("cuda:0")]
+    assert plan("cuda:1").values == plans[1].values
     (folder / "text2.txt").write_text("more words")
-    plans.append(race_plan(["a.toml", "b.toml"], DIFFERENT, [3], pattern))
-    assert plans[0].arms[0].prefix != plans[1].arms[0].prefix
+    assert len({each.arms[0].prefix for each in (*plans, plan("cpu"))}) == 3
 
 
 def test_race_k_against_a_baseline_multiplies_its_p_by_k(folder):
@@ -139,17 +154,20 @@ def test_tuning_comes_first_on_seeds_of_its_own(folder):
         settings = dict(text.split("=") for text in trial.settings)
         return normal(trial) + abs(float(settings["optim.lr"]) - 2e-3) * 1000
 
-    runner = Fake(loss)
+    runner = Fake(loss, saves=True)
     grid = {"optim.lr": (1e-3, 2e-3, 4e-3)}
     plan = race_plan(["a.toml", "b.toml"], DIFFERENT, [3], grid=grid)
+    assert race_line(plan) == "3 pairs: 6 to 6 runs after 18 runs of tuning"
     conducted = conduct(plan, runner)
+    left = [path.name for path in (folder / "runs").rglob("*.safetensors")]
+    assert left == ["model.safetensors"] * 24, "no run of a race is resumed"
     tuning, judged = runner.asked
     assert len(tuning) == 2 * 3 * 3 and all("tune-seed5" in name for name in tuning)
     assert all("lr0.002-seed10" in name for name in judged)
     assert conducted.grid[conducted.grid.best]["optim.lr"].tolist() == [2e-3, 2e-3]
     (row,) = conducted.verdicts
     assert row.remark.startswith("tuned on 3 seeds: a tie is told apart in 8 to 9 % of races")
-    assert not [caveat for caveat in conducted.caveats if "were chosen on" in caveat]
+    assert conducted.caveats == ["6 runs of an earlier race are used"]
     again = read_study(plan.folder / "study.toml")
     assert again.study == plan.study, "the file says what the race is"
 
@@ -191,9 +209,17 @@ recipe = "a.toml"
 def test_a_changed_study_is_refused(folder):
     path = folder / "s.toml"
     path.write_text(STUDY)
-    caveats = conduct(read_study(path), Fake(normal)).caveats
-    assert "settings were chosen on 1 seed: intervals do not include this noise" in caveats
-    assert "a: best at the edge of its grid; add optim.lr=0.0005" in caveats
+    conducted = conduct(read_study(path), Fake(normal, saves=True))
+    edge = "best at the edge of its grid; add optim.lr=0.0005"
+    assert conducted.caveats == [
+        "settings were chosen on 1 seed: intervals do not include this noise",
+        f"a: {edge}",
+        f"b: {edge}",
+        "older than the registration: s-a-lr0.001-seed5, s-b-lr0.001-seed5, s-a-lr0.001-seed6,"
+        " s-b-lr0.001-seed6 and 6 more",
+    ]
+    assert [(row.race, row.remark) for row in conducted.verdicts] == [(1, "")]
+    assert len(list((folder / "runs").rglob("optimizer.safetensors"))) == 14
     path.write_text(STUDY.replace("2e-3", "3e-3"))
     with pytest.raises(UsageError, match=r"changed since .*: tuning.grid.optim.lr\n"):
         conduct(read_study(path), Fake(normal))
@@ -210,13 +236,36 @@ def test_arms_tuned_over_unequal_numbers_of_settings_get_no_p(folder):
     assert row.verdict == "" and row.why == UNEQUAL and row.p != row.p
 
 
-def test_a_long_race_asks_first(folder, monkeypatch):
-    """Without a terminal it needs --yes."""
-    monkeypatch.setattr("efftrain_cli.cli.race.LARGE", 0.0)
-    monkeypatch.setenv("EFFTRAIN_CACHE", str(folder / "empty"))
-    refused = invoke("race a.toml b.toml")
-    line = "3, 5, then 8 pairs: 6 to 16 runs, time unknown: nothing was measured here\n"
-    assert refused.stderr == line
-    said = r"this race may take .*: no terminal to ask on\n  give --yes"
-    assert re.fullmatch(said, str(refused.exception))
-    assert not (folder / "runs").exists()
+@pytest.mark.parametrize(
+    ("seconds", "disk", "question"),
+    [
+        (43_200.0, 20 * 10**9, ""),
+        (43_201.0, 0, "this race may take 12 h 00 min, 0 B"),
+        (None, 20 * 10**9 + 1, "this race may take 0 s, 20 GB"),
+    ],
+)
+def test_a_long_race_asks_first(folder, monkeypatch, capsys, seconds, disk, question):
+    """Above 12 hours or 20 GB; without a terminal it needs --yes."""
+    costs = Costs(16, 100, seconds, disk)
+    monkeypatch.setattr("efftrain_cli.trials.costs.costs_of", lambda *words, **more: costs)
+    monkeypatch.setattr("typer.confirm", lambda text, abort: asked.append(text))
+    asked: list[str] = []
+    plan = race_plan(["a.toml", "b.toml"], DIFFERENT, [3, 5, 8])
+    begin(plan, yes=True)
+    time = "time unknown: nothing was measured here"
+    if seconds:
+        time = "about 12 h 00 min to 12 h 00 min (by earlier runs)"
+    assert capsys.readouterr().err == f"3, 5, then 8 pairs: 6 to 16 runs, {time}\n"
+    if not question:
+        begin(plan, yes=False)
+        return
+    with pytest.raises(UsageError, match=f"{question}: no terminal to ask on\n  give --yes"):
+        begin(plan, yes=False)
+    monkeypatch.setattr("sys.stdin", Terminal())
+    begin(plan, yes=False)
+    assert asked == [f"{question}. Begin?"]
+
+
+class Terminal:
+    def isatty(self) -> bool:
+        return True
