@@ -16,6 +16,7 @@ from efftrain_cli.compare.inference import (
     Direction,
     Estimate,
     correct,
+    detectable,
     failures_p,
     outcome_of,
 )
@@ -196,7 +197,7 @@ def judge_change(
             inner_high=measure.shown(change.mean + half),
         )
     tail = level / 2 if claim.direction in TWO_SIDED else level
-    result = replace(result, could_see=measure.shown(gain.detectable(tail)))
+    result = replace(result, could_see=measure.shown(detectable(gain.se, gain.df, tail)))
 
     base, arm = pairs.shares
     favours_arm = outcome != "worse" and arm > base

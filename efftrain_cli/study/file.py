@@ -161,8 +161,8 @@ def size_breaches(study: Study, names: list[str]) -> Iterator[tuple[str, str]]:
         yield "tuning.sizes", "must be the first sizes, in their order: rates are carried upwards"
     if has_repeats(names):
         yield "sizes", "must have different names"
-    if has_repeats(study.branches) or min(study.branches) <= 0:
-        yield "branches", "must be positive and differ: they are multiples of a size's tokens"
+    if min(study.branches) <= 0:
+        yield "branches", "must be positive: they are multiples of a size's tokens"
 
 
 def has_repeats(values: Collection[object]) -> bool:

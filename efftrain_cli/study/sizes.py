@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic.dataclasses import dataclass as checked
 
-from efftrain_cli.compare.inference import POWER, Estimate
+from efftrain_cli.compare.inference import POWER, detectable
 from efftrain_cli.compare.ladder import FEWEST_SIZES, LEVEL
 from efftrain_cli.foundation.console import human
 from efftrain_cli.foundation.errors import UsageError
@@ -21,7 +21,6 @@ from efftrain_cli.foundation.section import SECTION, Count, Text, parse_count
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.recipe.schedules import SCHEDULES
 from efftrain_cli.recipe.sizes import likely_vocabulary, scored_parameters, written_sizes
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.trials.trial import Trial, recipe_of
@@ -136,15 +135,16 @@ def size_of(
     tokens = size.tokens or round(tokens_per_parameter * parameters)
     budgets = tuple(round(tokens * multiple) for multiple in sorted(branches))
     points: list[Point] = []
+    before = warmup = loaded.optim.warmup_steps
     for budget in budgets:
-        shorter = load_recipe(recipe, [*settings, f"train.tokens={budget}"])
-        point = point_of(shorter)
-        if not point.step > max(shorter.optim.warmup_steps, *(each.step for each in points), 0):
+        point = point_of(load_recipe(recipe, [*settings, f"train.tokens={budget}"]))
+        if point.step <= before:
             raise UsageError(
                 f"size {size.name}: the budget of {budget:,} tokens decays from step {point.step}"
-                f" on, which must lie beyond the warmup of {shorter.optim.warmup_steps} steps and"
+                f" on, which must lie beyond the warmup of {warmup} steps and"
                 " beyond the next shorter budget\n  raise the tokens, or leave a branch out"
             )
+        before = point.step
         points.append(point)
     return Size(
         size.name,
@@ -161,20 +161,18 @@ def point_of(recipe: Recipe) -> Point:
         UsageError: it has no plateau, or its steps follow the gradients.
     """
     optim = recipe.optim
-    ends_with_budget = optim.decay_tokens is None and optim.decay_steps is None
-    is_branchable = SCHEDULES[optim.schedule].has_plateau and ends_with_budget
-    if not is_branchable or optim.decay_share is None or "steps" in recipe.varies:
+    own_end = optim.decay_tokens or optim.decay_steps
+    if optim.decay_share is None or own_end or "steps" in recipe.varies:
         raise UsageError(
             "budgets branch off one run where their decay begins, and this schedule or batch has no"
             " such step\n  set optim.schedule=wsd and optim.decay_share=0.2 for every arm"
         )
     start = (1 - optim.decay_share) * recipe.train.tokens
-    point = Point(0, 0)
+    points = [Point(0, 0)]
     for _, after in plan_run(recipe):
-        if after.tokens > start:
-            break
-        point = Point(after.step, after.tokens)
-    return point
+        if after.tokens <= start:
+            points.append(Point(after.step, after.tokens))
+    return points[-1]
 
 
 def check_sizes(sizes: Sequence[Size]) -> None:
@@ -196,15 +194,15 @@ def check_sizes(sizes: Sequence[Size]) -> None:
 
 def flops_of(trials: Sequence[Trial]) -> float:
     """Return the FLOPs of trials, a trunk's once."""
-    flops = 0.0
+    costs = []
     for trial in trials:
         recipe = recipe_of(trial)
         vocab_size = likely_vocabulary(recipe.data.tokenizer)
-        flops += summarize_plan(recipe, vocab_size=vocab_size).flops
+        costs.append(summarize_plan(recipe, vocab_size=vocab_size).flops)
         if trial.trunk is not None:
             until = trial.trunk.step
-            flops -= summarize_plan(recipe, vocab_size=vocab_size, until=until).flops
-    return flops
+            costs.append(-summarize_plan(recipe, vocab_size=vocab_size, until=until).flops)
+    return sum(costs)
 
 
 def ladder_lines(
@@ -232,12 +230,7 @@ def ladder_lines(
     for noise in NOISES:
         # Three runs of a trunk are less than three runs apart, but no more than one.
         se = noise * math.sqrt(2 / pairs) / spread
-        slope = Estimate(
-            0.0,
-            len(sizes),
-            se,
-            len(sizes) - 2,
-        ).detectable(LEVEL / 2)
+        slope = detectable(se, len(sizes) - 2, LEVEL / 2)
         seen.append(f"{100 * math.expm1(slope):.2g} %")
     yield (
         f"slope   in {100 * POWER:.0f} % of cases {', '.join(seen)} of M per doubling of the size,"

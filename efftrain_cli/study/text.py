@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
-from efftrain_cli.compare.inference import POWER, TWO_SIDED, Estimate, shares
+from efftrain_cli.compare.inference import POWER, TWO_SIDED, detectable, shares
 from efftrain_cli.compare.judge import Claim
 from efftrain_cli.foundation.console import counted, listed
 from efftrain_cli.foundation.errors import UsageError
@@ -81,17 +82,12 @@ def visible(plan: Plan) -> float:
     others = len(plan.names) - 1
     level = plan.study.alpha * shares(plan.looks)[-1] / (len(claims) * others)
     is_two_sided = any(claim.direction in TWO_SIDED for claim in claims)
-    return detectable(plan.looks[-1], level / 2 if is_two_sided else level)
+    return shown_by(plan.looks[-1], level / 2 if is_two_sided else level)
 
 
-def detectable(pairs: int, level: float) -> float:
+def shown_by(pairs: int, level: float) -> float:
     """Return the difference that a one-sided test shows with POWER, in standard deviations."""
-    return Estimate(
-        0.0,
-        pairs,
-        se=pairs**-0.5,
-        df=pairs - 1,
-    ).detectable(level)
+    return detectable(pairs**-0.5, pairs - 1, level)
 
 
 def check_judgeable(plan: Plan) -> None:
@@ -130,11 +126,10 @@ def status_lines(plan: Plan) -> list[str]:
     if is_tuned and not plan.study.command:
         judged = plan.trials(plan.looks[-1], tuned.points)
         lines.append(f"judging {progress_text(judged)}")
-    for number, look in enumerate(registration.looks):
+    for pairs, look in zip(plan.looks, registration.looks, strict=False):
         for row in look:
-            verdict = row.get("verdict") or "not judged"
-            what = f"{row['arm']} {verdict} in {row['title']}"
-            lines.append(f"look    {plan.looks[number]} pairs: {what}")
+            what = f"{row['arm']} {row['verdict'] or 'not judged'} in {row['title']}"
+            lines.append(f"look    {pairs} pairs: {what}")
     return lines
 
 
@@ -168,7 +163,4 @@ def pairs_needed(size: float) -> int:
 
     This is for one look at 5 %, two-sided; a race with several looks needs about a tenth more.
     """
-    for pairs in range(2, 1000):
-        if detectable(pairs, 0.025) <= size:
-            return pairs
-    return 1000
+    return next(pairs for pairs in itertools.count(2) if shown_by(pairs, 0.025) <= size)
