@@ -72,18 +72,17 @@ def beyond(
 ) -> str:
     """Return the values that would widen a grid at the best setting; "" if it is at no edge.
 
-    Each is as far away as the last step of the grid.
+    Each is away by the factor of the grid's last step; from 0, and from it on, no factor leads.
     """
     texts = []
     for key in keys:
         values = [settings.get(key) for settings in tried]
         numbers = sorted({value for value in values if isinstance(value, int | float)})
-        if len(numbers) < 2:
-            continue
-        neighbours = {numbers[0]: numbers[1], numbers[-1]: numbers[-2]}
         at = best.get(key)
-        if at in neighbours:
-            texts.append(f"{key}={at * at / neighbours[at]:g}")
+        if len(numbers) > 1 and at in (numbers[0], numbers[-1]):
+            neighbour = numbers[1] if at == numbers[0] else numbers[-2]
+            if at * neighbour > 0:
+                texts.append(f"{key}={at * at / neighbour:g}")
     return ", ".join(texts)
 
 

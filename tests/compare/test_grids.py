@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from efftrain_cli.compare.arms import group_runs
 from efftrain_cli.compare.figures import rates_figure
-from efftrain_cli.compare.grids import edge_notes, grid_frame
+from efftrain_cli.compare.grids import beyond, edge_notes, grid_frame
 from efftrain_cli.compare.show import grid_lines
 from tests.compare.runs import make_arm, make_run
 
@@ -54,6 +56,22 @@ def test_a_best_value_at_an_edge_is_marked_and_widened():
     lines = rates_figure(frame, {"a": "C0", "b": "C1"}).axes[0].get_lines()
     assert [list(line.get_xdata()) for line in lines] == [[1e-3, 2e-3]] * 2
     assert [list(line.get_ydata().round(9)) for line in lines] == [[4.5, 4.1], [4.4, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("best", "tried", "text"),
+    [
+        (1, (8, 2, 1), "k=0.5"),
+        (2, (8, 2, 1), ""),
+        (8, (8, 2, 1), "k=32"),
+        (8, (8,), ""),
+        (0.1, (0, 0.1), ""),
+        (0, (0, 0.1), ""),
+        (True, (False, True), ""),
+    ],
+)
+def test_a_grid_is_widened_by_the_factor_of_its_last_step(best, tried, text):
+    assert beyond({"k": best}, [{"k": value} for value in tried], ["none", "k"]) == text
 
 
 def test_arms_with_grids_of_their_own_have_rows_of_their_own():
