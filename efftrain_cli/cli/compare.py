@@ -126,8 +126,8 @@ def read_source(source: str, columns: list[str]) -> list[Run]:
 
     names = {}
     for column in columns:
-        ours, sign, theirs = column.partition("=")
-        if not sign or not ours or not theirs:
+        ours, _, theirs = column.partition("=")
+        if not (ours and theirs):
             raise UsageError(f"--columns {column!r} is no pair\n  write val_loss=eval/loss")
         names[ours] = theirs
     if source.startswith("wandb:"):

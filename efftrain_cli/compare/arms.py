@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -44,13 +43,11 @@ class Arm:
         """Sort key of the best setting: fewest runs without a final loss, then the lowest mean."""
         losses = [run.final_loss for run in self.runs if not math.isnan(run.final_loss)]
         missing = len(self.runs) - len(losses)
-        if not losses:
-            return missing, math.inf
-        return missing, float(np.mean(losses))
+        return missing, float(np.mean(losses or [math.inf]))
 
-    def has_failed(self, run: Run) -> bool:
-        """Return whether a run diverged or ended stuck."""
-        return run.status == "diverged" or run.final_loss > self.stuck_above
+    def status_of(self, run: Run) -> str:
+        """Return how a run ended: as `Run.status`, or "stuck"."""
+        return "stuck" if run.final_loss > self.stuck_above else run.status
 
 
 def ordered_arms(arms: Sequence[Arm], baseline: str | None) -> list[Arm]:
@@ -85,12 +82,8 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
     """
     groups: dict[str, dict[int, Run]] = {}
     for run in runs:
-        identity = json.dumps(
-            [run.arm, run.settings],
-            sort_keys=True,
-            default=str,
-        )
-        by_seed = groups.setdefault(identity, {})
+        settings = sorted(run.settings.items())
+        by_seed = groups.setdefault(f"{run.arm} {settings}", {})
         other = by_seed.setdefault(run.seed, run)
         if other is not run:
             raise UsageError(
@@ -156,11 +149,8 @@ def find_baseline(
         return (plain or arms)[0]
     matches = []
     for arm in arms:
-        names = [
-            arm.label,
-            arm.first.arm,
-            *(run.name for run in arm.runs),
-        ]
+        names = [arm.label, arm.first.arm]
+        names += [run.name for run in arm.runs]
         if any(fnmatch(each, name) for each in names):
             matches.append(arm)
     if len(matches) != 1:
@@ -183,9 +173,7 @@ def stuck_level(base: Arm) -> float:
         if run.status == "finished" and share.min() < STUCK_AT:
             loss = np.interp(STUCK_AT, share, run.curve.val_loss.to_numpy())
             losses.append(loss)
-    if not losses:
-        return math.inf
-    return float(np.median(losses))
+    return float(np.median(losses or [math.inf]))
 
 
 # --- pairs ----------------------------------------------------------------------------------------
@@ -196,11 +184,11 @@ class Pairs:
     """The runs of a baseline and an arm that are compared."""
 
     arm: str
-    kept: tuple[list[Run], list[Run]]
+    kept: list[list[Run]]
     """Finished runs of both sides without the failed, the stuck and their partners."""
-    failed: tuple[int, int]
-    """Numbers of runs that diverged or ended stuck."""
-    total: tuple[int, int]
+    failed: list[int]
+    """Numbers of runs that diverged or ended stuck, of both sides."""
+    total: list[int]
     pending: list[str]
     """Names of runs that may still finish."""
     unshared: list[str]
@@ -241,26 +229,24 @@ def pair_up(base: Arm, arm: Arm) -> Pairs:
     shared = {run.seed for run in base.runs} & {run.seed for run in arm.runs}
     sides = []
     failed = []
-    pending: list[Run] = []
+    pending: list[str] = []
     unshared: list[str] = []
     left_out: set[int] = set()
     for each in (base, arm):
         runs = [run for run in each.runs if run.seed in shared or not shared]
         unshared += [run.name for run in each.runs if run not in runs]
-        lost = [run for run in runs if each.has_failed(run)]
+        lost = [run for run in runs if each.status_of(run) in ("diverged", "stuck")]
         waiting = [run for run in runs if run.is_pending]
-        left_out |= {run.seed for run in (*lost, *waiting)}
-        pending += waiting
+        left_out |= {run.seed for run in lost + waiting}
+        pending += [run.name for run in waiting]
         failed.append(len(lost))
         sides.append(runs)
-
-    first, second = ([run for run in side if run.seed not in left_out] for side in sides)
     return Pairs(
         arm=arm.label,
-        kept=(first, second),
-        failed=(failed[0], failed[1]),
-        total=(len(sides[0]), len(sides[1])),
-        pending=[run.name for run in pending],
+        kept=[[run for run in side if run.seed not in left_out] for side in sides],
+        failed=failed,
+        total=[len(side) for side in sides],
+        pending=pending,
         unshared=unshared,
         is_paired=bool(shared),
     )

@@ -58,15 +58,14 @@ def find_refusals(runs: Sequence[Run]) -> list[str]:
 
 
 def find_unshared(pairs: Sequence[Pairs]) -> list[str]:
-    """Return a caveat for each run without a partner in any pair of arms."""
+    """Return a caveat that names the runs without a partner in any pair of arms."""
     kept: set[str] = set()
     unshared: dict[str, None] = {}
     for each in pairs:
         kept |= {run.name for run in each.runs}
         unshared |= dict.fromkeys(each.unshared)
     names = [name for name in unshared if name not in kept]
-    verb = "has" if len(names) == 1 else "have"
-    return [f"{listed(names)} {verb} no partner: left out"] if names else []
+    return [f"left out, no partner: {listed(names)}"] if names else []
 
 
 def find_caveats(runs: Sequence[Run]) -> list[str]:
@@ -81,8 +80,9 @@ def find_caveats(runs: Sequence[Run]) -> list[str]:
         for note in run.notes:
             notes.setdefault(note, []).append(run.name)
     for note, names_of_runs in notes.items():
-        is_of_all = len(names_of_runs) == len(runs)
-        caveats.append(note if is_of_all else f"{listed(names_of_runs)}: {note}")
+        if len(names_of_runs) < len(runs):
+            note = f"{listed(names_of_runs)}: {note}"
+        caveats.append(note)
     return caveats
 
 
@@ -135,11 +135,10 @@ def describe_differences(arms: Sequence[Arm], varied: Collection[str]) -> list[s
             if key not in varied:
                 before, after = (each.first.settings.get(key, "-") for each in (base, arm))
                 texts.append(f"{key} {before} | {after}")
-        subject = "They differ"
-        if len(arms) > 2:
-            subject = f"{arm.label} differs from {base.label}"
         if texts and len(other) < len(keys):
-            sentences.append(f"{subject} in more than the method: {', '.join(texts)}")
+            sentences.append(
+                f"{arm.label} differs from {base.label} in more than the method: {', '.join(texts)}"
+            )
     return sentences
 
 

@@ -34,8 +34,6 @@ from efftrain_cli.run.reading import CURVE, Run, differing_keys
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REFUSALS = 5
-"""Most reasons of a refusal that are listed."""
 EXPLORATORY = "exploratory: nothing was fixed before these runs"
 """Caveat of every comparison of runs that were there."""
 
@@ -90,7 +88,7 @@ class Comparison:
                     "arm": arm.label,
                     "seed": run.seed,
                     "run": run.name,
-                    "status": "stuck" if run.final_loss > arm.stuck_above else run.status,
+                    "status": arm.status_of(run),
                     **{name: run.spent(name) for name in CURVE},
                 }
                 rows.append(row)
@@ -169,11 +167,11 @@ def compare(
     rivals = [arm for arm in every if arm.scale in scales]
     grid = grid_frame(rivals, varied_keys(rivals))
     caveats += edge_notes(grid)
-    if not is_one_recipe and not every_setting:
+    if len(chosen) < len(every):
         caveats += choice_notes(grid)
     refusals = find_refusals(compared)
     if refusals and not allow:
-        faults = "".join(f"  - {refusal}\n" for refusal in refusals[:REFUSALS])
+        faults = "".join(f"  - {refusal}\n" for refusal in refusals)
         raise UsageError(
             f"these losses do not compare:\n{faults}"
             "  leave out one side of each line, or pass --allow to show them unjudged"

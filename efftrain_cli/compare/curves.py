@@ -13,8 +13,6 @@ from scipy.optimize import isotonic_regression
 
 from efftrain_cli.run.reading import Run
 
-FEWEST = 6
-"""Evaluations that two curves need for their costs to be compared."""
 FIFTH = 5
 """The end of a curve is its last 1 / FIFTH evaluations, if these are three or more."""
 
@@ -39,8 +37,6 @@ def cost_to_reach(
     loss: float,
 ) -> float:
     """Return the cost at which a run comes down to `loss`; NaN if it does not."""
-    if run.curve.empty:
-        return math.nan
     costs = run.curve[cost].to_numpy()
     losses = run.curve.val_loss.to_numpy()
     costs, losses = isotonic_fit(costs, losses)
@@ -78,8 +74,6 @@ def log_saving(
     Above 0 the arm is better: it needs exp(-value) of the baseline's cost. Below 0 the sides are
     swapped, so two equal recipes are as often above as below.
     """
-    if min(len(base.curve), len(arm.curve)) < FEWEST:
-        return math.nan
     base_end = smooth_end(base)
     arm_end = smooth_end(arm)
     if arm_end >= base_end:

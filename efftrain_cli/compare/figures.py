@@ -73,12 +73,11 @@ def new_figure(
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 
-    figure = Figure(figsize=(5.4, 3.7), layout="constrained")
+    figure = Figure(layout="constrained")
     axes = figure.subplots()
-    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_title(title, loc="left")
     axes.set_xlabel(x)
-    axes.set_ylabel(textwrap.fill(y, 40))
-    axes.grid(alpha=0.2)
+    axes.set_ylabel(y)
     axes.set_xscale(scale)
     if scale == "log":
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -95,8 +94,6 @@ def add_legend(figure: Figure) -> None:
         list(named.values()),
         list(named),
         loc="outside lower center",
-        ncols=2,
-        frameon=False,
     )
 
 
@@ -162,7 +159,6 @@ def column_figure(arms: Sequence[Arm], column: Column) -> Figure:
                     values.tokens,
                     values[name],
                     color=colours[arm.label],
-                    linewidth=1,
                     # What is drawn first stays visible.
                     alpha=0.7 * part / len(parts),
                     label=arm.label,

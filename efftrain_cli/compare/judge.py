@@ -87,7 +87,7 @@ class Result:
     """What was equal where not all was: "at equal FLOPs and 0.8x the tokens"."""
     direction: str = ""
     """What was claimed; "" for a measure that is shown and never tested."""
-    margin: float = 0.0
+    margin: float = math.nan
     """Difference that does not matter, as claimed."""
     could_see: float = math.nan
     """Smallest true difference, or ratio, that such a study shows in 80 % of cases."""
@@ -170,7 +170,7 @@ def judge(
         measure,
         change,
         claim,
-        level / claims,
+        level,
         claims,
     )
 
@@ -190,13 +190,15 @@ def judge_change(
     outcome, p = outcome_of(gain, claim.direction, margin)
     if outcome in WITHIN:
         # The interval that lies within the margin when the test passes.
-        half = change.half_width(2 * level * claims)
+        half = change.half_width(2 * level)
         result = replace(
             result,
             inner_low=measure.shown(change.mean - half),
             inner_high=measure.shown(change.mean + half),
         )
-    tail = level / 2 if claim.direction in TWO_SIDED else level
+    tail = level / claims
+    if claim.direction in TWO_SIDED:
+        tail /= 2
     result = replace(result, could_see=measure.shown(detectable(gain.se, gain.df, tail)))
 
     base, arm = pairs.shares

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from efftrain_cli.compare.arms import Pairs
-from efftrain_cli.compare.curves import FEWEST, cost_to_reach, log_saving
+from efftrain_cli.compare.curves import cost_to_reach, log_saving
 from efftrain_cli.compare.inference import Estimate, paired, unpaired
 from efftrain_cli.foundation.console import human
 from efftrain_cli.recipe.schedules import SCHEDULES
@@ -18,6 +18,8 @@ from efftrain_cli.run.reading import Run
 
 SAME = 1.02
 """Largest ratio of two budgets that count as equal."""
+FEWEST = 6
+"""Evaluations that two curves need for their costs to be compared."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,7 @@ def other_schedules(pairs: Pairs) -> str:
         return "the learning rate decays at the end alone"
     if len(schedules) > 1 or len({end_of_decay(run) for run in runs}) > 1:
         return "learning rates decay in different ways"
-    for lengths in (
-        [run.budget for run in runs],
-        [run.spent("tokens") for run in runs],
-    ):
+    for lengths in ([run.budget for run in runs], [run.spent("tokens") for run in runs]):
         if max(lengths) > SAME * min(lengths):
             return "schedules of different lengths"
     if len({run.settings.get("eval.every") for run in runs}) > 1:
@@ -156,16 +155,16 @@ def schedule_of(run: Run) -> str:
     return str(run.settings.get("optim.schedule", default))
 
 
-def end_of_decay(run: Run) -> tuple[str, float]:
-    """Return where a run's learning rate reaches its least: the unit, and the number of them.
+def end_of_decay(run: Run) -> str:
+    """Return where a run's learning rate reaches its least.
 
     Runs of other budgets are told apart by these.
     """
     for unit in ("steps", "tokens"):
         end = run.settings.get(f"optim.decay_{unit}")
         if end is not None and end != run.budget:
-            return unit, float(end)
-    return "budget", 1.0
+            return f"{end:g} {unit}"
+    return "budget"
 
 
 # --- the measures ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from efftrain_cli.foundation.console import human, listed
+from efftrain_cli.foundation.console import human
 from efftrain_cli.foundation.errors import DataError, UsageError, nearest
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.names import select_runs
@@ -23,15 +23,19 @@ READERS = {
     ".parquet": pd.read_parquet,
     ".jsonl": lambda path: pd.read_json(path, lines=True),
 }
+SETTINGS = {
+    "schedule": "optim.schedule",
+    "size": "size",
+    "budget": "train.tokens",
+}
+"""Column of a table -> the setting that it holds."""
 COLUMNS = (
     "run",
     "arm",
-    *CURVE,
     "seed",
     "failed",
-    "schedule",
-    "size",
-    "budget",
+    *CURVE,
+    *SETTINGS,
 )
 """Columns that a table may have."""
 SAME = 1.02
@@ -132,7 +136,7 @@ def runs_of(
             raise UsageError(f"--columns {ours}=: no such column\n  {hint}")
         if theirs not in table:
             raise UsageError(
-                f"{source} has no column {theirs!r}, only {listed(list(table), 12)}\n"
+                f"{source} has no column {theirs!r}, only {', '.join(map(str, table))}\n"
                 f"  name the one that holds it: --columns {ours}=NAME"
             )
     # A column that another one replaces would be there twice.
@@ -175,9 +179,9 @@ def check_rows(table: pd.DataFrame, source: str) -> None:
         )
     evaluated = table.dropna(subset="val_loss")
     repeated = evaluated[evaluated.duplicated(["run", "step"])]
-    for row in repeated[:1].itertuples():
+    if len(repeated):
         raise UsageError(
-            f"{source} has two rows of run {row.run}, step {row.step:g}\n"
+            f"{source} has two rows of run {repeated.run.iloc[0]}, step {repeated.step.iloc[0]:g}\n"
             "  give one row per evaluation, with its step"
         )
 
@@ -196,19 +200,13 @@ def run_of(rows: pd.DataFrame, longest: pd.Series) -> Run:
         status = "diverged"
     elif (last.step * SAME < longest[first.arm]).any():
         status = "stopped"
-    settings: dict[str, Any] = {
-        "size": first.get("size", 0),
-        "train.tokens": first.get("budget", 0),
-    }
-    if "schedule" in first:
-        settings["optim.schedule"] = first.schedule
     return Run(
         name=str(first.run),
         arm=str(first.arm),
         seed=int(first.seed),
         status=status,
         curve=curve,
-        settings=settings,
+        settings={key: first[column] for column, key in SETTINGS.items() if column in first},
         notes=(UNKNOWN,),
     )
 

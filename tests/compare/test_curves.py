@@ -44,16 +44,17 @@ def test_a_saving_is_the_ratio_of_costs_to_the_worse_end():
     fast = make_run("arm", 0, [6.0 - 0.4 * step for step in range(11)])
     assert log_saving(slow, fast, "tokens") == pytest.approx(math.log(2))
     assert log_saving(fast, slow, "tokens") == pytest.approx(-math.log(2))
-    assert math.isnan(log_saving(slow, make_run("arm", 0, FALL[:5]), "tokens"))
+    stuck = make_run("base", 0, [6.0] * 11)
+    assert math.isnan(log_saving(stuck, fast, "tokens")), "both are there at once"
 
 
-def pairs(**of_arm):
+def pairs(target=None, measure="tokens_to_match", **of_arm):
     runs = []
     for seed in range(3):
         runs.append(make_run("base", seed, FALL))
         fall = [6.0 - (0.25 + seed / 100) * step for step in range(11)]
         runs.append(make_run("arm", seed, fall, **of_arm))
-    return row_of(compare(runs, baseline="base"), "tokens_to_match", "arm")
+    return row_of(compare(runs, baseline="base", target=target), measure, "arm")
 
 
 def test_a_ratio_under_a_decay_is_shown_as_a_bound():
@@ -65,6 +66,9 @@ def test_a_ratio_under_a_decay_is_shown_as_a_bound():
     assert (row.low, row.high) == pytest.approx(np.exp([logs.mean() - half, logs.mean() + half]))
     assert bound_text(row) == f"at least {row.low:.3g}x" and row.verdict == ""
     assert math.isnan(row.p), "only claims are tested"
+    reach = pairs(5.0, "tokens_to_target")
+    assert (reach.title, reach.baseline) == ("tokens to 5", 500)
+    assert (reach.low, reach.high) == pytest.approx((row.low, row.high))
 
 
 @pytest.mark.parametrize(
@@ -90,8 +94,10 @@ def test_a_decay_that_is_written_out_is_the_default():
     assert written == computed_values({"optim": optim})
 
 
-def test_fewer_than_six_evaluations_show_no_cost():
+@pytest.mark.parametrize(("evaluations", "why"), [(5, "fewer than 6 evaluations"), (6, "")])
+def test_fewer_than_six_evaluations_show_no_cost(evaluations, why):
     base = make_arm("base", [4.0, 4.1])
-    runs = [*base, *(make_run("arm", seed, [6.0, 3.9]) for seed in range(2))]
+    fall = np.linspace(6.0, 3.9, evaluations)
+    runs = [*base, *(make_run("arm", seed, fall) for seed in range(2))]
     row = row_of(compare(runs, baseline="base"), "tokens_to_match", "arm")
-    assert row.why == "fewer than 6 evaluations"
+    assert row.why == why

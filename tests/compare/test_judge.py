@@ -45,7 +45,14 @@ def test_unshared_seeds_are_left_out_and_named():
     runs = [*make_arm("base", [*BASE, 9.0]), *make_arm("arm", LOWER)]
     comparison = compare(runs, baseline="base")
     assert row_of(comparison, arm="arm").estimate == pytest.approx(-0.2)
-    assert "base-seed3 has no partner: left out" in comparison.caveats
+    assert comparison.caveats == ["left out, no partner: base-seed3"]
+
+
+def test_two_pairs_by_hand():
+    """Differences -0.1 and -0.3: t = 2 with 1 degree of freedom, where t is the tangent of an angle
+    that is uniform."""
+    row = judged(make_arm("base", [4.0, 4.1]), make_arm("arm", [3.9, 3.8]))
+    assert row.p == pytest.approx(1 - 2 / math.pi * math.atan(2))
 
 
 @pytest.mark.parametrize(
@@ -76,10 +83,11 @@ def test_the_side_that_failed_more_is_never_claimed():
 
 def test_a_run_above_the_baseline_s_loss_at_a_fifth_is_stuck():
     """The baseline falls from 6 to 4 in a line: 5.6 at a fifth of its tokens."""
-    base = make_arm("base", [4.0, 4.0, 4.0])
+    base = make_arm("base", [4.0])
+    base += [make_run("base", seed, [1.0, 2.0, 3.0], status="diverged") for seed in (1, 2)]
     arm = make_arm("arm", [5.59, 5.61, 5.8])
     runs = compare([*base, *arm], baseline="base").runs
-    assert list(runs.status) == ["finished"] * 4 + ["stuck"] * 2
+    assert list(runs.status) == ["finished", *["diverged"] * 2, "finished", *["stuck"] * 2]
 
 
 def test_what_cannot_be_judged_is_blank_and_says_why():
@@ -98,9 +106,9 @@ def test_what_cannot_be_judged_is_blank_and_says_why():
 
 def test_holm_and_bonferroni_by_hand():
     p = [0.01, 0.04, 0.03]
-    assert list(correct(p)) == pytest.approx([0.03, 0.06, 0.06])
+    assert list(correct(p, can_step=True)) == pytest.approx([0.03, 0.06, 0.06])
     assert list(correct(p, can_step=False)) == pytest.approx([0.03, 0.12, 0.09])
-    with_unknown = correct([0.01, math.nan, 0.03])
+    with_unknown = correct([0.01, math.nan, 0.03], can_step=True)
     assert list(with_unknown[[0, 2]]) == pytest.approx([0.03, 0.06]), "NaN counts as 1"
     assert math.isnan(with_unknown[1])
 
@@ -110,6 +118,7 @@ def test_a_look_spends_its_share_of_alpha():
     assert shares([3, 5, 8]) == pytest.approx([9 / 98, 25 / 98, 64 / 98])
     row = judged(make_arm("base", BASE), make_arm("arm", LOWER), share=0.25)
     assert row.p_look == pytest.approx(4 * row.p)
+    assert judged(make_arm("base", BASE), make_arm("arm", LOWER), share=0.01).p_look == 1.0
     half = stats.t.isf(0.05 * 0.25 / 2, 2) * 0.1 / math.sqrt(3)
     assert row.high == pytest.approx(-0.2 + half)
 
@@ -167,8 +176,11 @@ def test_closed_claims_count_and_stay_as_they_are():
     comparison = compare([*base, *now, *other], baseline="base", closed=[closed])
     assert row_of(comparison, arm="arm") is closed
     row = row_of(comparison, arm="other")
-    alone = stats.ttest_rel([3.9, 4.0, 4.11], BASE).pvalue
-    assert row.p_corrected == pytest.approx(2 * alone), "Holm over two claims"
+    alone = stats.ttest_rel([3.9, 4.0, 4.11], BASE)
+    assert row.p_corrected == pytest.approx(2 * alone.pvalue), "Holm over two claims"
+    critical = stats.t.isf(0.05 / 2 / 2, 2)
+    se = row.estimate / alone.statistic
+    assert stats.nct.sf(critical, 2, row.could_see / se) == pytest.approx(0.8)
 
 
 def test_losses_compare_at_equal_tokens_or_at_equal_flops():
@@ -213,8 +225,10 @@ def test_settings_outside_the_method_are_said_first():
             del run.settings["label"]
     assert compare([*base, *same], baseline="base").differences == []
     assert compare([*base, *other], baseline="base").differences == [
-        "They differ in more than the method: optim.lr 0.002 | 0.004, model.n_layer 2 | 3"
+        "arm differs from base in more than the method: optim.lr 0.002 | 0.004, model.n_layer 2 | 3"
     ]
+    asked = make_arm("arm", LOWER, **{"optim.lr": 4e-3, "model.n_layer": 2})
+    assert compare([*base, *asked], baseline="base").differences == []
 
 
 def test_each_recipe_stands_at_its_best_setting():
@@ -222,9 +236,15 @@ def test_each_recipe_stands_at_its_best_setting():
     fast = make_arm("arm", LOWER, lr=2)
     failing = make_arm("arm", [3.0, 3.0, 3.0], lr=3)
     failing[0] = make_run("arm", 0, [6.0, 7.0], status="diverged", lr=3)
-    comparison = compare([*make_arm("base", BASE), *slow, *fast, *failing], baseline="base")
+    fast = [replace(run, name=f"arm-lr2-seed{run.seed}") for run in fast]
+    runs = [*make_arm("base", BASE), *slow, *fast, *failing]
+    comparison = compare(runs, baseline="base")
     assert row_of(comparison, arm="arm").estimate == pytest.approx(-0.2)
-    assert "arm: the best of 3 settings by these seeds: looks too good" in comparison.caveats
+    assert comparison.caveats == ["arm: the best of 3 settings by these seeds: looks too good"]
+    fast += [replace(run, name=f"arm-lr3-seed{run.seed}", settings={"lr": 3}) for run in slow]
+    every = compare([*make_arm("base", BASE), *fast], baseline="base", every_setting=True)
+    assert [arm.label for arm in every.arms] == ["base", "arm-lr2", "arm-lr3"]
+    assert every.caveats == ["arm: best at the edge of its grid; add lr=1.33333"]
 
 
 def test_recipes_are_compared_at_the_largest_budget_that_both_have():

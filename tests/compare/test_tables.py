@@ -98,7 +98,7 @@ def test_a_table_with_a_schedule_has_costs():
     ("change", "columns", "message"),
     [
         (lambda t: t.drop(columns="arm"), {}, "has no column 'arm'.*\n.*--columns arm=NAME"),
-        (lambda t: t, {"val_loss": "val_bpb"}, "has no column 'val_bpb', only arm, seed"),
+        (lambda t: t, {"val_loss": "val_bpb"}, "only arm, seed, step, val_loss\n"),
         (lambda t: t, {"loss": "val_loss"}, "--columns loss=: no such column\n  did you mean"),
         (lambda t: pd.concat([t, t[:1]]), {}, "two rows of run adam-seed0, step 50\n"),
         (lambda t: t.assign(val_loss="low"), {}, "column 'val_loss' holds no numbers"),
