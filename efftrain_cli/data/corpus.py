@@ -18,7 +18,6 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from pydantic import ConfigDict
 
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import sha256_of
@@ -38,8 +37,6 @@ class Shard(Fields):
 
 class SplitEntry(Fields):
     """What is written of a split."""
-
-    model_config = ConfigDict(frozen=False)
 
     shards: list[Shard]
     documents: int
@@ -81,10 +78,9 @@ class ShardWriter:
             DataError: an id is not below the vocabulary size.
             OSError: the disk refused.
         """
-        largest = int(ids.max(initial=0))
-        if largest >= self.vocab_size:
+        if (ids >= self.vocab_size).any():
             raise DataError(
-                f"token id {largest}, but the tokenizer's vocabulary has {self.vocab_size} tokens"
+                f"token id {ids.max()}, but the tokenizer's vocabulary has {self.vocab_size} tokens"
                 " (ids from 0)\n  give files of a tokenizer that belong together"
             )
         dtype = dtype_for(self.vocab_size)
@@ -200,7 +196,7 @@ class TokenShards:
         if stat.st_size != expected:
             raise damaged(self.path, f"{stat.st_size:,} bytes where {expected:,} are expected")
         # The change time cannot be set back, as the modification time can.
-        return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+        return [stat.st_ino, stat.st_ctime_ns]
 
 
 def damaged(path: Path, what: str) -> DataError:

@@ -29,7 +29,6 @@ class Part(BaseModel):
 
     model_config = ConfigDict(
         extra="allow",
-        frozen=True,
         strict=True,
         allow_inf_nan=False,
     )
@@ -72,16 +71,16 @@ def check_record(path: Path, values: Any, kind: type[R]) -> R:
         raise damaged(path, "it holds no JSON object", kind.restore)
     try:
         version = Record.model_validate(values).schema_version
-        if version == kind.newest:
-            return kind.model_validate(values)
+        if version > kind.newest:
+            raise NewerFormatError(
+                f"{path} has format {version}, this efftrain reads formats up to {kind.newest}\n"
+                "  update efftrain; nothing was changed"
+            )
+        if version < kind.newest:
+            raise damaged(path, f"it has format {version}, not {kind.newest}", kind.restore)
+        return kind.model_validate(values)
     except ValidationError as error:
         raise damaged(path, first_fault(error), kind.restore) from None
-    if version < kind.newest:
-        raise damaged(path, f"it has format {version}, not {kind.newest}", kind.restore)
-    raise NewerFormatError(
-        f"{path} has format {version}, this efftrain reads formats up to {kind.newest}\n"
-        "  update efftrain; nothing was changed"
-    )
 
 
 def write_record(path: Path, record: Record) -> None:

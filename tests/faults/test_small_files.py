@@ -13,7 +13,7 @@ import pytest
 from efftrain_cli.data.corpus import open_corpus
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.foundation.errors import EfftrainError
-from efftrain_cli.foundation.records import LARGEST, digest_of, read_record, write_record
+from efftrain_cli.foundation.records import digest_of, read_record, write_record
 from efftrain_cli.recipe.sections import Data
 from efftrain_cli.run.directory import new_run, run_path
 from efftrain_cli.run.manifest import verify_checkpoint
@@ -166,8 +166,10 @@ def test_a_file_that_cannot_be_used_is_named(home, kind):
     for content in CONTENTS.values():
         path.write_bytes(content)
         message_of(kind, path)
-    path.write_text(with_field(whole, "schema_version", "7"))
     newest = 4 if kind == "corpus" else 1
+    path.write_text(with_field(whole, "schema_version", str(newest - 1)))
+    assert f"it has format {newest - 1}, not {newest}" in message_of(kind, path)
+    path.write_text(with_field(whole, "schema_version", "7"))
     assert f"has format 7, this efftrain reads formats up to {newest}" in message_of(kind, path)
 
 
@@ -179,8 +181,8 @@ def test_size_and_kind_of_a_file_come_first(home, kind):
         pass
     path.unlink()
     with path.open("wb") as file:
-        file.truncate(LARGEST + 1)
-    assert f"{LARGEST + 1:,} bytes" in message_of(kind, path)
+        file.truncate(67_108_865)
+    assert "67,108,865 bytes" in message_of(kind, path)
     path.unlink()
     os.mkfifo(path)
     assert "not an ordinary file" in message_of(kind, path)
