@@ -7,6 +7,7 @@ from typing import Any
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.windows import Windows, data_warnings
 from efftrain_cli.foundation.console import (
+    counted,
     human,
     human_seconds,
     make_console,
@@ -68,7 +69,7 @@ def print_corpus(about: dict[str, Any], *, seconds: float, command: str) -> None
         documents += about["valid"]["documents"]
     console = make_console()
     lines = [
-        f"text    {human(documents)} {'document' if documents == 1 else 'documents'}:"
+        f"text    {counted(documents, 'document')}:"
         f" {human(train)} tokens for training, {human(valid)} for validation",
         f"shards  {human(about['disk_bytes'], 'B')} in the cache; {human_seconds(seconds)}",
     ]

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any
 
 from efftrain_cli.data.hub import no_field, open_dataset
-from efftrain_cli.data.sources import Source
+from efftrain_cli.data.sources import PACKED, Source
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.signals import check_stop
@@ -114,7 +114,7 @@ class Reader:
         except DataError:
             raise
         except Exception as error:  # `datasets` raises classes of five libraries
-            summary = " ".join(str(error.__cause__ or error).split())[:400]
+            summary = " ".join(str(error.__cause__ or error).split())
             fix = "repair it, or name another text"
             if self.source.kind == "hub":
                 fix = "the same command continues here once the Hub answers"
@@ -238,7 +238,7 @@ def read_pieces(name: str) -> Iterator[str]:
             try:
                 piece = newlines.decode(content, final=not content)
             except UnicodeDecodeError as error:
-                line = lines + error.object.count(b"\n", 0, error.start)
+                line = lines + error.object[: error.start].count(b"\n")
                 byte = error.object[error.start]
                 name = encoding.removesuffix("-sig").upper()
                 raise ValueError(f"line {line:,}: not {name}: byte 0x{byte:02x}") from None
@@ -249,7 +249,7 @@ def read_pieces(name: str) -> Iterator[str]:
 
 def _opened(name: str) -> io.BufferedReader:
     """Open a file's content, decompressed as it is read."""
-    if not name.endswith((".gz", ".zst", ".bz2")):
+    if not name.endswith(PACKED):
         return open(name, "rb")  # without pyarrow, whose import takes longer than a small text
     import pyarrow
 
@@ -258,6 +258,6 @@ def _opened(name: str) -> io.BufferedReader:
 
 def _encoding(file: io.BufferedReader) -> str:
     """Return the encoding that a file's first bytes name."""
-    start = file.peek(4)
+    start = file.peek()
     names = [name for mark, name in _MARKS.items() if start.startswith(mark)]
     return names[0] if names else "utf-8-sig"

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from efftrain_cli.data.sources import Source
+from efftrain_cli.foundation.console import listed
 from efftrain_cli.foundation.errors import DataError, UsageError
 
 PROBE_SECONDS = 1.0
@@ -73,7 +74,7 @@ def open_dataset(source: Source) -> Any:
     """
     import datasets
 
-    datasets.logging.set_verbosity(100)  # every error is raised too
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # every error is raised too
     if source.kind == "hub":
         return _hub_dataset(source)
     options: dict[str, Any] = {}
@@ -98,9 +99,8 @@ def no_field(
     names: Sequence[str],
 ) -> DataError:
     """Return the error of a record without the field of the text."""
-    listed = ", ".join(map(repr, names[:8]))
     return DataError(
-        f"{place}: no field {name!r}; it has {listed}\n"
+        f"{place}: no field {name!r}; it has {listed([*map(repr, names)])}\n"
         "  name the field of the text: --set data.text_field=FIELD"
     )
 

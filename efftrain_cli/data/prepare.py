@@ -62,7 +62,7 @@ def prepare(
     if not folder.exists():
         from rich.console import Console
 
-        console = console or Console(quiet=True, force_terminal=False)
+        console = console or Console(quiet=True)
         title = "preparing the data (once)"
         with show_progress(console, title, 10.0) as tell, locked(folder, tell):
             if not folder.exists():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from efftrain_cli.foundation.console import listed
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import DataError, nearest
 
@@ -23,7 +24,7 @@ KINDS = {".txt": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
 """What a folder or pattern is searched for first."""
 MORE_KINDS = {".md": "txt", ".raw": "txt", ".json": "json", ".csv": "csv"}
 """Read if a file is named, or if a folder has nothing of `KINDS`."""
-_PACKED = (".gz", ".zst", ".bz2")
+PACKED = (".gz", ".zst", ".bz2")
 """Endings of compressed text and JSON lines."""
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/([\w.-]+))?(?:@([\w.-]+))?")
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -174,7 +175,7 @@ def _find(
 def _kind_of(file: Path, kinds: dict[str, str]) -> str | None:
     """Return how a file is read, by its name; None if the name does not say."""
     name = Path(file.name.lower())
-    if name.suffix not in _PACKED:
+    if name.suffix not in PACKED:
         return kinds.get(name.suffix)
     kind = kinds.get(name.with_suffix("").suffix)
     return {"txt": "txt", "jsonl": "jsonl", "json": "jsonl"}.get(kind or "")
@@ -192,7 +193,7 @@ def _hub_dataset(
         fix = 'name files, folders or patterns, a Hub dataset "owner/name", or "stdlib"'
         if path.parent.is_dir():
             names = [file.name for file in path.parent.iterdir()]
-            fix = nearest(path.name, names, most=1, cutoff=0.6) or fix
+            fix = nearest(path.name, names) or fix
         if "," in entry:
             several = ", ".join(f'"{part.strip()}"' for part in entry.strip("[]").split(","))
             fix = f"several are written as a list: --set 'data.train=[{several}]'"
@@ -219,9 +220,9 @@ def _check_no_splits(path: Path) -> None:
 
 
 def _suffixes(files: Sequence[Path]) -> str:
-    """Count files by suffix: "12 .html, 3 .rst"; the six most frequent."""
-    counts = Counter(file.suffix or file.name for file in files)
-    return ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(6))
+    """Count files by suffix, the most frequent first: "12 .html, 3 .rst"."""
+    counts = Counter(file.suffix or file.name for file in files).most_common()
+    return listed([f"{count:,} {suffix}" for suffix, count in counts])
 
 
 def stdlib_files() -> list[str]:

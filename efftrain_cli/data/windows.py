@@ -66,7 +66,7 @@ class Windows:
         self._windows = [part.tokens // self.seq_len - 1 for part in self._parts]
         self._shares = apportion([part.weight for part in self._parts], _MIX)
         self._pattern = _pattern(self._shares)
-        self._cached_block = lru_cache(maxsize=4)(self._block)
+        self._cached_block = lru_cache(self._block)
 
     @property
     def per_epoch(self) -> int:
@@ -106,9 +106,8 @@ class Windows:
         epochs = self.epochs(windows)
         if epochs > 1 and not data.repeat:
             needed = f"{epochs:.2f} epochs"
-            if len(self._parts) > 1:
-                each = self.epochs_of_sources(windows).items()
-                counts = ", ".join(f"{name} {count:.2f}" for name, count in each)
+            if each := self.epochs_of_sources(windows):
+                counts = ", ".join(f"{name} {count:.2f}" for name, count in each.items())
                 needed += f" of one of the sources ({counts})"
             raise RecipeError(
                 f"the budget needs {needed}: {windows:,} windows"
@@ -154,10 +153,6 @@ class Windows:
 
         length = plan.seq_len
         each = plan.sequences_per_window
-        if length * each > self.seq_len:
-            raise ValueError(
-                f"{each} sequences of {length} tokens do not fit into a window of {self.seq_len}"
-            )
         begin = plan.first_sequence(plan.accumulation_steps * rank // world_size)
         end = plan.first_sequence(plan.accumulation_steps * (rank + 1) // world_size)
         first = begin // each
