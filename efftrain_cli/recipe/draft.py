@@ -70,9 +70,9 @@ class Draft:
         mistakes = counted(len(problems), "mistake")
         lines = [f"{self.kind} {self.name!r} has {mistakes}; nothing was run"]
         for problem in problems[:MISTAKES]:
-            parts = filter(None, (problem.key, problem.value))
+            shown = " = ".join(filter(None, (problem.key, problem.value)))
             rule = problem.rule.replace("\n", "\n    ")
-            lines.append(f"  {' = '.join(parts)}   ({problem.source})")
+            lines.append(f"  {shown[:100]}   ({problem.source})")
             lines.append(f"    {rule}")
         if len(problems) > MISTAKES:
             lines.append(f"  and {len(problems) - MISTAKES:,} more")
@@ -116,7 +116,7 @@ def recipe_names() -> list[str]:
 
 def is_path(name_or_path: str) -> bool:
     """Return whether --recipe's value is a path, not a name: it has a folder or ends in .toml."""
-    return "/" in name_or_path or "\\" in name_or_path or name_or_path.endswith(".toml")
+    return "/" in name_or_path or name_or_path.endswith(".toml")
 
 
 def recipe_name(name_or_path: str) -> str:
@@ -153,7 +153,7 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         files.sort(key=beside.samefile)
     if files:
         return files[0]
-    hint = nearest(name_or_path, recipe_names(), most=1) or "`efftrain recipes list` shows all"
+    hint = nearest(name_or_path, recipe_names()) or "`efftrain recipes list` shows all"
     inside = Path(name_or_path) / "recipe.toml"
     if inside.is_file():
         hint = f"did you mean {inside}?"
@@ -245,7 +245,7 @@ def _text(path: Path) -> str:
                 "  a recipe is a TOML file (`efftrain recipes new NAME` writes one);"
                 f" text to train on is given by --set data.train={shown_path(path)}"
             )
-        return path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise RecipeError(f"{shown_path(path)} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
@@ -271,7 +271,7 @@ def _read_layer(path: Path, draft: Draft) -> tuple[Values, Places]:
         problem = Problem(
             key="",
             rule=f"not TOML: {rule[:1].lower()}{rule[1:]}; {_TOML_HINT}",
-            value=lines[number - 1].strip()[:100],
+            value=lines[number - 1].strip(),
             source=f"{file}:{number}",
         )
         raise draft.error([problem]) from None

@@ -167,7 +167,7 @@ def check_draft(draft: Draft) -> Recipe:
 def recipe_values(section: Any) -> dict[str, Any]:
     """Return a recipe (or section) as nested dicts in field order, without what is absent."""
     values = TypeAdapter(type(section)).dump_python(section, mode="json", exclude_none=True)
-    if not values.get("stages", True):
+    if values.get("stages") == []:
         del values["stages"]  # `stages = []` would only puzzle the readers of every other recipe
     return values
 

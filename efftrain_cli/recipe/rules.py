@@ -83,9 +83,7 @@ def _optim_rules(recipe: Sections) -> Problems:
     for key, value, reader, is_read in read:
         if value is not None and not is_read:
             yield f"optim.{key}", f"needs {reader}; nothing else reads it: set it to false"
-    ouroboros = recipe.methods.get("ouroboros")
-    late = ouroboros is not None and ouroboros.modules > 1
-    if optim.z_loss and late:
+    if optim.z_loss and recipe.delayed_gradients is not None:
         yield "optim.z_loss", "must be 0 with ouroboros, which minimizes the cross-entropy alone"
     if optim.min_lr > optim.lr:
         yield (
@@ -132,10 +130,9 @@ def _parallel_rules(recipe: Sections) -> Problems:
         }
         present = [name for name, is_present in unable.items() if is_present]
         if present:
-            them = "it" if len(present) == 1 else "them"
             yield (
                 "parallel.strategy",
-                f'"shard" works without {", ".join(present)}: take out {them}, or replicate',
+                f'"shard" works without {", ".join(present)}: take this out, or replicate',
             )
 
 
