@@ -25,15 +25,14 @@ def human(number: float, unit: str = "", digits: int = 3) -> str:
 
     A count below 10,000 is written out, to four significant digits: 8192 -> "8,192".
     """
-    if not unit and abs(number) < 1e4:
-        return f"{number:.4g}" if abs(number) < 999.95 else f"{number:,.0f}"
+    if not unit and abs(number) < 9999.5:
+        return f"{number:,.4g}"
     prefix = ""
-    for larger in "kMGTPEZ" if unit else "KMBT":
-        # What three digits would round up to a thousand is one of the next.
-        if abs(number) < 999.5:
-            break
+    larger = "kMGTPEZ" if unit else "KMBT"
+    # What three digits would round up to a thousand is one of the next.
+    while larger and abs(number) >= 999.5:
         number /= 1000
-        prefix = larger
+        prefix, larger = larger[0], larger[1:]
     space = " " if unit else ""
     return f"{number:.{digits}g}{space}{prefix}{unit}"
 

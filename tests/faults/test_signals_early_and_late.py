@@ -12,8 +12,11 @@ import pytest
 
 from efftrain_cli.foundation.signals import (
     Stop,
+    abandonable,
     check_stop,
+    describe_end,
     end_undisturbed,
+    end_with,
     stop_asked,
     stop_before_training,
     stop_on_signals,
@@ -100,13 +103,22 @@ def test_only_the_main_thread_handles_signals():
 
 
 def test_a_signal_is_noted_until_it_is_asked_for():
-    with stop_on_signals():
-        check_stop()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop_asked() and stop_reason() == "SIGTERM"
-        with pytest.raises(Stop):
+    for name in ("SIGTERM", "SIGINT", "SIGINT"):
+        with stop_on_signals():
+            with abandonable():
+                pass
             check_stop()
-    assert not stop_asked()
+            os.kill(os.getpid(), signal.Signals[name])
+            assert stop_asked() and stop_reason() == name
+            with pytest.raises(Stop):
+                check_stop()
+        assert not stop_asked()
+
+
+def test_a_child_whose_parent_has_ended_ends_too():
+    assert in_a_child(lambda: end_with(os.getppid())) == 0
+    assert in_a_child(lambda: end_with(os.getpid())) == 143
+    assert describe_end(-35) == ("was ended by signal 35", 163), "a real-time signal has no name"
 
 
 def test_a_second_signal_during_the_save(lab):

@@ -10,20 +10,38 @@ from efftrain_cli.foundation.environment import (
     environment_folder,
     environment_number,
     planned_device,
+    usable_cores,
 )
 from efftrain_cli.foundation.errors import UsageError
 from tests.conftest import cli
 
 
-def test_numbers_have_a_range(monkeypatch):
+LIMITS = {
+    "WORLD_SIZE LOCAL_WORLD_SIZE SLURM_STEP_NUM_TASKS EFFTRAIN_JOBS": (1, 1_048_576),
+    "RANK LOCAL_RANK SLURM_PROCID SLURM_LOCALID": (0, 1_048_575),
+    "MASTER_PORT": (1, 65_535),
+    "SLURM_JOB_ID SOURCE_DATE_EPOCH": (0, 4_294_967_296),
+}
+
+
+@pytest.mark.parametrize("names", LIMITS)
+def test_numbers_have_a_range(monkeypatch, names):
     """F98; tests/recorded/faults.json has the whole message."""
-    for text, number in (("", 7), ("1", 1), ("65535", 65535), ("080", 80)):
-        monkeypatch.setenv("MASTER_PORT", text)
-        assert environment_number("MASTER_PORT", 7) == number
-    for text in ("0", "65536", "1e3", "0x10", "²", "+1", " 1", "9" * 5000):
-        monkeypatch.setenv("MASTER_PORT", text)
-        with pytest.raises(UsageError, match="set it to a whole number from 1 to 65,535"):
-            environment_number("MASTER_PORT", 7)
+    least, most = LIMITS[names]
+    for name in names.split():
+        for text, number in (("", 7), (str(least), least), (f"0{most}", most)):
+            monkeypatch.setenv(name, text)
+            assert environment_number(name, 7) == number
+        for text in (str(least - 1), str(most + 1), "1e3", "0x10", "²", "+1", " 1", "9" * 5000):
+            monkeypatch.setenv(name, text)
+            with pytest.raises(UsageError, match=f"set it to a .* from {least:,} to {most:,},"):
+                environment_number(name, 7)
+
+
+def test_a_system_that_knows_no_cores_has_one(monkeypatch):
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    assert usable_cores() == 1
 
 
 def test_folders_may_begin_at_home(monkeypatch):
