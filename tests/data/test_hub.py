@@ -11,6 +11,7 @@ import pytest
 
 from efftrain_cli.data import building, hub
 from efftrain_cli.data.documents import Reader, Tally
+from efftrain_cli.data.hub import model_folder
 from efftrain_cli.data.prepare import limits_of, prepare
 from efftrain_cli.data.sources import Source
 from efftrain_cli.data.split import Limits
@@ -91,7 +92,8 @@ def test_a_lost_connection_costs_what_was_read_since_the_last_shard(monkeypatch,
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "second"))
     there.read, there.fails_at = 0, whole // 2
     with pytest.raises(
-        DataError, match=r"after row [\d,]+: ConnectionError.*\n  the same command continues here"
+        DataError,
+        match=r"after row [\d,]+: ConnectionError: the line is dead\n  the same command continues",
     ):
         prepare(data, limits=limits)
     there.fails_at = None
@@ -112,7 +114,10 @@ def test_what_a_recipe_needs_of_the_hub():
     there = "data.train=owner/name"
     assert limits("data.max_tokens=5M") == (5_000_000, None), "local text is prepared whole"
     assert limits(there) == (1 << 21, 1 << 15)
-    assert limits(there, "train.tokens=100M") == (1 << 27, 1 << 15)
+    # Two windows more than a budget of so many.
+    for windows, tokens in ((4094, 1 << 20), (4095, 1 << 21)):
+        budget = f"train.tokens={windows * 256}"
+        assert limits(there, budget, "train.batch_size=1") == (tokens, 1 << 15)
     assert limits(there, "data.max_tokens=5M", "eval.windows=127") == (5_000_000, 1 << 15)
     assert limits(there, "data.max_tokens=5M", "eval.windows=128") == (5_000_000, 1 << 16)
 
@@ -184,6 +189,9 @@ def test_without_network_the_hub_is_given_up_quickly(monkeypatch, tmp_path):
     monkeypatch.setattr("efftrain_cli.data.hub.socket.create_connection", never_answers)
     with pytest.raises(DataError, match=r"192\.0\.2\.1:80 does not answer.*\n.*bpe:N"):
         load_tokenizer("gpt2")
+    monkeypatch.setattr(constants, "ENDPOINT", "https://192.0.2.1")
+    with pytest.raises(DataError, match=r"owner/name cannot be downloaded: 192\.0\.2\.1:443 does"):
+        model_folder("owner/name")
     with pytest.raises(DataError, match=r"neither a file nor a folder here, .* have no copy\n"):
         texts_of(Source("owner/name", "hub", False))
 

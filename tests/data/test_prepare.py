@@ -12,7 +12,8 @@ import pytest
 from efftrain_cli.data import building, tokenizer
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import prepare
-from efftrain_cli.data.tokenizer import END_OF_TEXT, load_tokenizer
+from efftrain_cli.data.split import choose
+from efftrain_cli.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.sections import Data
 from tests.conftest import python
@@ -117,10 +118,11 @@ def test_a_thousandth_may_be_skipped_and_is_counted(cache, stories, book, has_va
     tally = prepare(data(stories, on_bad_document="skip", **valid)).manifest.tally
     assert (tally["rows"], tally["skipped"]) == (1000 + has_valid, 1)
     assert tally["skipped_examples"][0].startswith(f"{stories}:1000: not JSON")
-    stories.write_text("\n".join([*lines[:998], "{", "[]"]))
-    with pytest.raises(DataError, match=r"2 of 1,00\d rows are bad, more than 0\.1%"):
+    stories.write_text("\n".join([*lines[:994], *"[[[[[["]))
+    five = r"(stories[^;\n]*; [^;]*){4}stories[^;\n]*\n  repair"
+    with pytest.raises(DataError, match=r"^6 of 1,00\d rows are bad, more than 0\.1%:.*" + five):
         prepare(data(stories, on_bad_document="skip", **valid))
-    with pytest.raises(DataError, match=r"stories\.jsonl:999: .*\n  repair .*on_bad_document"):
+    with pytest.raises(DataError, match=r"stories\.jsonl:995: .*\n  repair .*on_bad_document"):
         prepare(data(stories, **valid))
 
 
@@ -134,6 +136,24 @@ def test_too_little_text(cache, tmp_path):
     line.write_text("no second line")
     with pytest.raises(DataError, match=r"left for validation.*\n  give more .*data\.valid"):
         prepare(data(line))
+
+
+def test_one_document_is_held_out_at_least(cache, tmp_path):
+    """A hundredth of three: one of the short ones, as the long one has most of the text."""
+    write_texts(tmp_path / "a.jsonl", ["one", "two", "long " * 200])
+    _, (valid,) = split_texts(prepare(data(tmp_path / "a.jsonl")))
+    assert valid in ("one", "two")
+    assert choose([(1, 50), (2, 10), (3, 10), (4, 10)], 2, 20) == (3, [1])
+    assert choose([(1, 50)], 1, 20) == (-1, [])
+
+
+def test_a_limit_is_one_of_the_tokenizer_s_sample_too(cache, book, tmp_path):
+    """1,000 tokens: documents of 1,000 characters, a letter each, until there are 8,000."""
+    rows = [100 * (9 * letter + " ") for letter in "abcdefghijkl"]
+    write_texts(tmp_path / "a.jsonl", rows)
+    corpus = prepare(data(tmp_path / "a.jsonl", valid=str(book), max_tokens=1000))
+    equal = [train_tokenizer(300, rows[:n]).sha256 == corpus.tokenizer_sha256 for n in (7, 8, 9)]
+    assert equal == [False, True, False]
 
 
 def test_long_documents_do_not_fill_validation(cache, tmp_path):

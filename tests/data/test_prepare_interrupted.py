@@ -150,7 +150,9 @@ def texts_to_kill(folder: Path, kind: str) -> dict[str, Any]:
     if kind == "jsonl":
         rows = [json.dumps({"text": f"{line}{number}"}) for number, line in enumerate(lines)]
         (folder / "a.jsonl").write_text("\n".join([*rows[:900], "{broken", "", *rows[900:]]))
-        return {"train": str(folder / "a.jsonl"), "on_bad_document": "skip"}
+        (folder / "valid.jsonl").write_text("\n".join(["{}", *rows[::500]]).replace("{}", rows[9]))
+        own = {"valid": str(folder / "valid.jsonl"), "allow_overlap": True}
+        return {"train": str(folder / "a.jsonl"), "on_bad_document": "skip", **own}
     for number in range(3):
         table = pyarrow.table({"text": [f"{line}{number}" for line in LINES]})
         pyarrow.parquet.write_table(table, folder / f"{number}.parquet", row_group_size=300)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from efftrain_cli.data.corpus import Part
+from efftrain_cli.data.corpus import Part, apportion
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.sources import Source, find_sources, stdlib_files
 from efftrain_cli.data.tokenizer import END_OF_TEXT, load_tokenizer
@@ -141,6 +141,8 @@ def test_a_mix_is_a_function_of_position(tmp_path):
     windows = Windows(whole, 10, seed=3)
     starts = windows.starts(0, 25_000)
     owner = np.searchsorted([3000, 5000], starts, side="right")
+    # (j + 1/2) / n in ten-thousandths: 0.71, 2.14, 2.5 (b), 3.57, 5, 5 (c), 6.43, 7.5 (b).
+    assert owner[:8].tolist() == [0, 0, 1, 0, 0, 2, 0, 1]
     shares = ((0.7, 0, 3000), (0.2, 3000, 2000), (0.1, 5000, 1000))
     for part, (weight, base, tokens) in enumerate(shares):
         ahead = np.cumsum(owner == part) - weight * np.arange(1, 25_001)
@@ -158,6 +160,10 @@ def test_a_mix_is_a_function_of_position(tmp_path):
         windows.check_budget(2990, Data())
     owners = np.searchsorted([3000, 5000], windows.validation_starts(20), side="right")
     assert np.bincount(owners).tolist() == [14, 4, 2]
+    assert apportion([5.0, 3.0, 1.0], 10) == [6, 3, 1], "5.56, 3.33 and 1.11"
+    short = counting_shards(tmp_path / "short", 81)
+    short.parts = (Part("a", 1.0, 40), Part("b", 1.0, 41))
+    assert Windows(short, 64, seed=3).validation_starts(4) == [0], "one window across both"
 
 
 def test_sources_have_fields_and_weights_of_their_own(tmp_path):
@@ -179,8 +185,11 @@ def test_sources_have_fields_and_weights_of_their_own(tmp_path):
     *documents, rest = decode(corpus.train.ids[first.tokens :].tolist()).split(END_OF_TEXT)
     assert {*documents} < {*LINES[1000:]} and rest == ""
     assert first.tokens + second.tokens == corpus.train.tokens
+    assert [part.name for part in corpus.valid.parts] == [first.name, second.name]
     assert prepare(data(1.0, 1.0)).folder == corpus.folder, "weights change no token"
-    limited = prepare(data(3.0, 1.0, max_tokens=8000))
+    (tmp_path / "valid.txt").write_text("A text of its own.")
+    limited = prepare(data(3.0, 1.0, max_tokens=8000, valid=str(tmp_path / "valid.txt")))
+    assert limited.valid.parts == ()
     assert [part.tokens // 100 for part in limited.train.parts] == [60, 20]
 
 
@@ -211,5 +220,6 @@ def test_warnings_of_little_text(tmp_path):
     assert data_warnings(windows, 5000, 8) == []
     (epochs,) = data_warnings(windows, 5100, 8)
     assert epochs.startswith("the run reads the text 51 times")
-    (few,) = data_warnings(windows, 100, 1)
-    assert few.startswith("validation is on 1 window only")
+    for few in (1, 7):
+        assert data_warnings(windows, 100, few)[0].startswith(f"validation is on {few} window")
+    assert data_warnings(windows, 100, 0) == [], "it is refused"

@@ -62,6 +62,7 @@ def test_long_documents_are_cut_where_no_token_changes(bpe):
     for size in (50_000, 7_001):
         stretches = [text[at : at + size] for at in range(0, len(text), size)]
         assert list(cut_pieces(iter(stretches))) == pieces
+    assert list(cut_pieces(iter(["a\nb\nc", "d\n", "ef"]), 2)) == ["a\nb\n", "cd\n", "ef"]
     whole = bpe.backend.encode(text, add_special_tokens=False).ids
     assert np.concatenate(bpe.encode(pieces)).tolist() == whole
 
@@ -157,7 +158,8 @@ def test_what_a_tokenizer_file_has_for_training_is_off(bpe, tmp_path):
 
 
 def test_tokenizers_that_are_not_there(tmp_path):
-    for spec in ("bpe:256", "bpe:x", "bpe:-3"):
+    assert [bpe_size(spec) for spec in ("gpt2", "bpe:257", "bpe:1_000_000")] == [0, 257, 10**6]
+    for spec in ("bpe:256", "bpe:x", "bpe:-3", "bpe:1000001"):
         with pytest.raises(DataError, match="whole number from 257"):
             bpe_size(spec)
     for path in ("no/such", str(tmp_path)):

@@ -15,7 +15,6 @@ from efftrain_cli.foundation.environment import (
 from efftrain_cli.foundation.errors import UsageError
 from tests.conftest import cli
 
-
 LIMITS = {
     "WORLD_SIZE LOCAL_WORLD_SIZE SLURM_STEP_NUM_TASKS EFFTRAIN_JOBS": (1, 1_048_576),
     "RANK LOCAL_RANK SLURM_PROCID SLURM_LOCALID": (0, 1_048_575),
