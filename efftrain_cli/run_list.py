@@ -7,7 +7,6 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from glob import has_magic
 from itertools import chain
@@ -66,8 +65,7 @@ def read_runs(names: Sequence[str] = ()) -> pd.DataFrame:
 
     from efftrain_cli.run.reading import differing_keys
 
-    with ThreadPoolExecutor(2) as pool:
-        described = list(pool.map(_describe, chosen_names(names)))
+    described = [_describe(name) for name in chosen_names(names)]
     frame = pd.DataFrame([row for row, _ in described], columns=list(COLUMNS))
     frame = frame.astype({"seed": "Int64", "updates": "Int64"})
     keys = differing_keys([values for _, values in described if values])
@@ -82,13 +80,12 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     from efftrain_cli.run.reading import load_run
 
     path = runs_root() / name
-    age = max(0.0, time.time() - written_at(path))
+    age = time.time() - written_at(path)
     row: dict[str, Any] = {"name": printable(name), "age_seconds": age, "problem": ""}
     try:
         run = load_run(path)
     except Exception as error:  # one run that nobody can read must not hide the others
-        unread = {"status": "unreadable", "recipe": "-", "tokens": 0.0}
-        return {**row, **unread, "problem": fault_of(path, error)}, {}
+        return {**row, "status": "unreadable", "problem": fault_of(path, error)}, {}
     row |= {
         "status": run.status,
         "recipe": run.arm,
@@ -165,7 +162,7 @@ def glance(path: Path) -> Glance:
         tokens = to_float(last.get("tokens", 0))
         status = status_of(path, last)
         if status == "running":
-            status = f"{100 * min(1.0, tokens / budget_of(path)):.0f} %"
+            status = f"{100 * tokens / budget_of(path):.0f} %"
     except Exception as error:  # one run that nobody can read must not hide the others
         return Glance(name, "unreadable", written, problem=fault_of(path, error))
     return Glance(name, status, written, tokens, val_loss)
@@ -265,5 +262,4 @@ def remove(path: Path) -> None:
 
 def size_of(path: Path) -> int:
     """Return the bytes of the files of a run."""
-    files = [file for file in path.rglob("*") if file.is_file() and not file.is_symlink()]
-    return sum(file.lstat().st_size for file in files)
+    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())

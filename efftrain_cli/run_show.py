@@ -3,6 +3,7 @@ saved, and what of it is damaged."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -57,14 +58,16 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     """Yield labels and texts of the lines between the first and the last."""
     facts = run.facts
     yield "result", _result(run)
-    tokens = facts.get("tokens", 0.0)
-    of_budget = f" of {human(run.budget)}" if tokens < run.budget else ""
-    yield (
-        "spent",
-        f"{counted(int(facts.get('updates', 0)), 'step')}, {human(tokens)}{of_budget} tokens,"
-        f" {human(facts.get('FLOPs', 0.0), 'FLOP')}s,"
-        f" {human_seconds(facts.get('training seconds', 0.0))} on {run.conditions.get('device')}",
-    )
+    if facts:
+        tokens = human(facts["tokens"])
+        if facts["tokens"] < run.budget:
+            tokens += f" of {human(run.budget)}"
+        yield (
+            "spent",
+            f"{counted(int(facts['updates']), 'step')}, {tokens} tokens,"
+            f" {human(facts['FLOPs'], 'FLOP')}s, {human_seconds(facts['training seconds'])}"
+            f" on {run.conditions.get('device')}",
+        )
     parent = run.conditions.get("branch.parent")
     if parent is not None:
         own = human(facts["FLOPs of the branch"], "FLOP")
@@ -154,12 +157,11 @@ def describe_checkpoints(run: Path) -> list[str]:
     lines = []
     checkpoints = checkpoints_of(run)
     for path in checkpoints:
-        try:
-            size = sum(file.stat().st_size for file in path.iterdir())
+        # A run that trains may just have removed it.
+        with contextlib.suppress(FileNotFoundError):
             written = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
-        except FileNotFoundError:  # the run is training, and has just removed it
-            continue
-        lines.append(f"{path.name}  {human(size, 'B'):>9}  {written:%Y-%m-%d %H:%M:%S}")
+            size = human(size_of(path), "B")
+            lines.append(f"{path.name}  {size:>9}  {written:%Y-%m-%d %H:%M:%S}")
     others = set((run / "checkpoints").glob("*")) - set(checkpoints)
     lines += [f"{'no checkpoint':<15}  {path}" for path in sorted(others)]
     return lines or [f"run {run.name!r} has no checkpoint yet"]
@@ -201,15 +203,15 @@ def verify_run(path: Path) -> str:
             lines = read_file(file)
         except OSError as error:
             problems.append(f"{file} cannot be read: {error.strerror}")
-            continue
-        for number in lines.corrupt:
-            problems.append(f"{file}, line {number}: it does not match its check value")
-        if lines.torn:
-            problems.append(
-                f"{file} ends inside a line, which is left out:"
-                " the run was killed, or is writing now"
-            )
-        counts.append(counted(len(lines.texts), noun))
+        else:
+            for number in lines.corrupt:
+                problems.append(f"{file}, line {number}: it does not match its check value")
+            if lines.torn:
+                problems.append(
+                    f"{file} ends inside a line, which is left out:"
+                    " the run was killed, or is writing now"
+                )
+            counts.append(counted(len(lines.texts), noun))
     if problems:
         raise DataError("\n".join(problems))
     counts.append(counted(len(checkpoints), "checkpoint"))

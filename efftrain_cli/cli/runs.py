@@ -72,7 +72,7 @@ def list_(
     rows = []
     for run in shown:
         # An age's first unit is enough.
-        age = " ".join(human_seconds(max(0.0, time.time() - run.written)).split()[:2])
+        age = " ".join(human_seconds(time.time() - run.written).split()[:2])
         if run.status.endswith("%"):
             age = "now"
         loss = "" if math.isnan(run.val_loss) else f"{run.val_loss:.4f}"

@@ -113,7 +113,6 @@ COLUMNS = (
         "internals",
         title="Gradient norm by block before clipping",
         unit="gradient norm",
-        is_extreme=True,
         is_family=True,
     ),
     Column(

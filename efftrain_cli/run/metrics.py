@@ -49,7 +49,7 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
     frame = _parse_columns(lines.texts, columns)
     starts = int((frame.segment.diff() != 0).sum())
     # Each kill may tear one line. More than that is damage.
-    if len(lines.corrupt) > max(1, starts):
+    if len(lines.corrupt) > starts:
         raise DataError(
             f"{path} is damaged: {len(lines.corrupt)} lines are not rows (line"
             f" {lines.corrupt[0]} is the first), but the run was started {starts} times\n"
@@ -119,10 +119,6 @@ def _parse_columns(lines: list[bytes], columns: Sequence[str]) -> pd.DataFrame:
     if lines:
         table = pj.read_json(
             pa.BufferReader(b"\n".join(lines)),
-            read_options=pj.ReadOptions(
-                use_threads=False,
-                block_size=1 << 22,
-            ),
             parse_options=pj.ParseOptions(
                 explicit_schema=schema,
                 unexpected_field_behavior="ignore" if columns else "infer",

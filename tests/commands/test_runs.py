@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +39,9 @@ def run(line: str) -> Result:
 def test_list_says_how_each_run_ended_and_what_it_reached(root):
     write_run(root, "small", 3)
     write_run(root, "half", 0, steps=50, budget=102400)
-    write_run(root, "none", 0, rows=[])
-    (root / "none-seed0" / "metrics.jsonl").unlink()
+    path = write_run(root, "none", 0, rows=[])
+    (path / "metrics.jsonl").unlink()
+    os.utime(path / "recipe.toml", (0, time.time() - 5400))
     write_run(root, "future", 0, origin={"schema_version": 99})
     (root / "no-run").mkdir()
     out = run("list --sort loss")
@@ -48,15 +50,21 @@ def test_list_says_how_each_run_ended_and_what_it_reached(root):
     final = rows_of(100, 3)[-1]["val_loss"]
     assert first[:4] == ["small-seed3", "finished", "102K", f"{final:.4f}"]
     assert others[0][:3] == ["half-seed0", "crashed", "51.2K"]
-    assert {line[0] for line in others[1:]} == {"none-seed0", "future-seed0"}
+    assert sorted(others[1:])[1] == ["none-seed0", "not", "started", "0", "1", "h"]
+    by_tokens = run("list --sort tokens").stdout.splitlines()
+    order = ["run", "small-seed3", "half-seed0", "none-seed0", "future-seed0"]
+    assert [line.split()[0] for line in by_tokens] == order
     assert "has format 99" in out.stderr and "\n  update efftrain" in out.stderr
     values = json.loads(run("list --format json").stdout)
-    found = {value["name"]: (value["status"], value["updates"]) for value in values}
+    assert round(values[-1]["age_seconds"] / 60) == 90
+    found = {
+        value["name"]: (value["status"], value["updates"], value["tokens"]) for value in values
+    }
     assert found == {
-        "small-seed3": ("finished", 100),
-        "half-seed0": ("crashed", 50),
-        "none-seed0": ("not started", 0),
-        "future-seed0": ("unreadable", None),
+        "small-seed3": ("finished", 100, 102400),
+        "half-seed0": ("crashed", 50, 51200),
+        "none-seed0": ("not started", 0, 0),
+        "future-seed0": ("unreadable", None, None),
     }
 
 
@@ -173,7 +181,9 @@ def test_show_prints_each_number_once(root):
     """2.5 bytes a target; 100 steps of 1,024 tokens, 0.05 s and 6e5 FLOPs a token."""
     rows = rows_of(100, 0)
     command = ["efftrain", "pretrain", "small", "--set", "optim.lr=1e-3", "--set=train.tokens=9"]
-    path = write_run(root, "small", 0, rows=rows, origin={"command": command, "device": "Some CPU"})
+    branch = {"parent": "p", "step": 50, "sha256": "s"}
+    path = write_run(root, "small", 0, rows=rows, origin={"command": command, "branch": branch})
+    (path / "checkpoints").mkdir()
     out = run("show small-seed0").stdout
     head, *lines, disk = out.splitlines()
     assert re.fullmatch(r"small-seed0, finished \d{4}-\d\d-\d\d \d\d:\d\d", head)
@@ -183,11 +193,12 @@ def test_show_prints_each_number_once(root):
     assert lines == [
         f"result  val loss {losses[-1]:.4f} nats/token, {bits:.2f} bits/byte",
         "spent   100 steps, 102K tokens, 61.4 GFLOPs, 5 s on Some CPU",
+        "branch  of p at step 50; 30.7 GFLOPs of its own",
         f"stable  largest loss ratio {ratio:.2f}; 0 jumps",
         "recipe  small, seed 0, optim.lr=1e-3, train.tokens=9",
         "text    stdlib, gpt2",
     ]
-    size = sum(file.stat().st_size for file in path.iterdir())
+    size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     assert disk == f"disk    {human(size, 'B')} in {path}"
     with pytest.raises(UsageError, match="did you mean small-seed0"):
         run("show small-seed1")
@@ -203,6 +214,22 @@ def test_show_says_what_an_unfinished_run_lacks(root):
     assert head.startswith("small-seed0, crashed ") and result.endswith(" after step 50")
     assert spent.startswith("spent   55 steps, 56.3K of 113K tokens, ")
     assert stable.endswith("; 1 jump") and notes == "notes   resumed 1x"
+
+
+def test_show_of_a_run_that_has_just_begun(root):
+    data = '\n[data]\ntrain = ["a.txt", "b.txt"]\ntokenizer = "bpe:9"\n'
+    path = write_run(root, "small", 0, rows=[], more=data)
+    (path / "zeroshot.json").write_text("[]")
+    with (path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        head, *lines, _ = run("show small-seed0").stdout.splitlines()
+    assert head.startswith("small-seed0, running, last row 2")
+    assert lines == [
+        "result  no validation loss yet",
+        "recipe  small, seed 0, no changes",
+        "text    a.txt, b.txt, bpe:9",
+        "scores  in zeroshot.json",
+    ]
 
 
 def test_rm_asks_and_removes_only_what_was_named(root):

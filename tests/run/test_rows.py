@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -146,13 +147,44 @@ def test_empty_and_missing_files(tmp_path):
     found = read_metrics(path, ["loss"])
     assert (list(found.frame), len(found.frame)) == (["loss"], 0)
     assert len(read_metrics(path).frame) == 0
+    assert load_run(path).notes == ("not started at step 0",)
 
 
 def test_a_line_of_a_figure_has_200_points_and_keeps_its_spikes(tmp_path):
     """Of the rows of steps 0 to 499 the first point stands for steps 0 to 2, the second for 3 and
     4; step 0 has no rate."""
-    rows = rows_of(499, 0)
-    rows[2]["grad_norm"] = 99.0
+    spiky = ["grad_norm", "loss_ratio", "adam_sqrt_v_max"]
+    spiky += ["grad_norm_h.0", "attention_logit_max_h.0"]
+    smooth = ["std_kl_h.0", "residual_rms_h.0", "update_ratio_h.0", "standardization_loss"]
+    rows = rows_of(499, 0, **dict.fromkeys([*spiky, *smooth], 1.0))
+    rows[2] |= dict.fromkeys([*spiky, *smooth], 99.0)
     series = load_run(write_run(tmp_path, "small", 0, steps=499, rows=rows)).series
-    assert len(series) == 200 and series.grad_norm[0] == 99
+    assert len(series) == 200
+    assert series[spiky].iloc[0].tolist() == [99] * 5 and series[smooth].iloc[0].tolist() == [1] * 4
     assert series[["tokens", "lr"]][:2].to_numpy().tolist() == [[0, 1e-4], [3072, 3e-4]]
+
+
+def test_numbers_of_a_run_by_hand(tmp_path):
+    """Three steps of 1,024 tokens of 0.05, 0.1 and 0.1 s; 2.5 bytes a token."""
+    rows = rows_of(3, 0, every=1)
+    losses = [6.0, 3.0, 4.0, 3.5]
+    for row, loss, lr, mfu in zip(rows, losses, (0, 1, 2, 2), (None, 0.3, 0.6, 0.9), strict=True):
+        row |= {"val_loss": loss, "lr": lr, "mfu": mfu, "seconds": 0.1}
+    rows[1]["seconds"] = 0.05
+    run = load_run(write_run(tmp_path, "small", 0, steps=3, rows=rows))
+    assert run.facts == pytest.approx(
+        {
+            "perplexity": math.exp(3.5),
+            "bits per byte": 3.5 / math.log(2) / 2.5,
+            "best loss": 3.0,
+            "validation jumps": 1,
+            "updates": 3,
+            "tokens": 3072,
+            "FLOPs": 3072 * 6e5,
+            "training seconds": 0.15,
+            "warmup tokens": 2048,
+            "peak rate": 2,
+            "MFU": (0.3 * 0.05 + 0.6 * 0.1 + 0.9 * 0.1) / 0.35,
+        }
+    )
+    assert run.size == 12 * 2 * 64**2 + 64 * 512

@@ -42,12 +42,24 @@ def test_a_threefold_loss_is_noticed_at_once(name, at):
     assert spikes_of(losses) == [at + 1]
 
 
-def test_each_jump_is_one_spike_and_what_is_not_finite_none():
-    losses: list[float | None] = [3.0, 3.1] * 150
+@pytest.mark.parametrize(
+    ("usual", "quiet", "loud"),
+    [
+        ([3.0, 3.1], 4.5, 4.6),  # 1.5 x 3.05 is 4.575
+        ([2.5, 3.5], 7.4, 7.5),  # 3 + 6 x 1.4826 x 0.5 is 7.45
+    ],
+)
+def test_a_spike_exceeds_half_again_and_six_deviations_of_the_median(usual, quiet, loud):
+    losses: list[float | None] = usual * 150
     losses[50] = None
-    for at in (100, 200):
-        losses[at : at + 3] = [9.0, 9.0, 9.0]
+    losses[150] = quiet
+    losses[100] = losses[200] = loud
     assert spikes_of(losses) == [101, 201]
+
+
+@pytest.mark.parametrize(("known", "spikes"), [(7, []), (8, [9])])
+def test_a_spike_needs_eight_losses_before_it(known, spikes):
+    assert spikes_of([3.0] * known + [9.0]) == spikes
 
 
 def test_a_jump_is_a_fifth_above_the_lowest_loss_so_far():
