@@ -52,19 +52,20 @@ def costs_of(trials: Sequence[Trial], weights_only: bool = False) -> Costs:
     Args:
         weights_only: finished runs keep their last weights only.
     """
-    runs = tokens = disk = 0
-    seconds: float | None = 0.0
-    for trial in trials:
-        if state_of(trial) in ENDED:
-            continue
-        recipe = recipe_of(trial)
-        needed = tokens_left(trial)
+    left = [trial for trial in trials if state_of(trial) not in ENDED]
+    recipes = list(map(recipe_of, left))
+    tokens = list(map(tokens_left, left))
+    seconds = []
+    for recipe, needed in zip(recipes, tokens, strict=True):
         time = seconds_left(recipe, needed)
-        runs += 1
-        tokens += needed
-        disk += disk_bytes(recipe, weights_only)
-        seconds = None if seconds is None or time is None else seconds + time
-    return Costs(runs, tokens, seconds, disk)
+        if time is not None:
+            seconds.append(time)
+    return Costs(
+        runs=len(left),
+        tokens=sum(tokens),
+        seconds=sum(seconds) if len(seconds) == len(left) else None,
+        disk=sum(disk_bytes(recipe, weights_only) for recipe in recipes),
+    )
 
 
 def tokens_left(trial: Trial) -> int:

@@ -81,9 +81,7 @@ def pretrain_arguments(
     devices: int,
 ) -> list[str]:
     """Return the arguments of `efftrain` that train a trial."""
-    command = ["pretrain", "--device", device]
-    if devices > 1:
-        command += ["--devices", str(devices)]
+    command = ["pretrain", "--device", device, "--devices", str(devices)]
     if trial.until is not None:
         command += ["--steps", str(trial.until)]
     # On a CPU `check_memory` has looked at all of them.
@@ -126,7 +124,7 @@ def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
     # A run says how many it ran beside: its seconds are comparable with those of as many only.
     threads = {"OMP_NUM_THREADS": str(each), "EFFTRAIN_JOBS": str(jobs)}
     gpus = 0
-    if device in ("auto", "cuda"):
+    if planned_device(device) in ("auto", "cuda"):
         gpus = _gpus()
     if gpus:
         return [(f"cuda:{place % gpus}", threads) for place in range(jobs)]
@@ -135,11 +133,11 @@ def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
 
 def _gpus() -> int:
     """Return the number of CUDA devices, without torch: its import takes seconds."""
-    devices = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()]
+    devices = list(Path("/dev").glob("nvidia[0-9]*"))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return len(devices)
-    return len(list(filter(None, visible.split(",")))) if devices else 0
+    if devices and visible is not None:
+        return len(visible.split(","))
+    return len(devices)
 
 
 @dataclass

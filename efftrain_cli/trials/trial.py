@@ -22,7 +22,7 @@ from efftrain_cli.recipe.draft import parse_override
 from efftrain_cli.recipe.recipe import Recipe, flat_values, load_recipe
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import run_path
-from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.metrics import last_row, to_float
 from efftrain_cli.run.origin import NOT_COMPUTED, ORIGIN, origin_data
 from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.run.status import ENDED, status_of
@@ -101,17 +101,18 @@ def parse_seeds(text: str, option: str = "--seeds") -> tuple[int, ...]:
     Raises:
         UsageError: it is not one of these, or names a number twice.
     """
+    name = f"{option} {text[:40]!r}"
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,19})\s*(?:\.\.\s*(\d{1,19})\s*)?", part)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise UsageError(f"{option} {text[:40]!r}: write 0..4 (both included), 1,3,5 or 7")
+            raise UsageError(f"{name}: write 0..4 (both included), 1,3,5 or 7")
         first = int(match[1])
         last = int(match[2] or match[1])
         check_number_of_runs(len(seeds) + last - first + 1)
         seeds += range(first, last + 1)
     if len(set(seeds)) < len(seeds):
-        raise UsageError(f"{option} {text[:40]!r} names a number twice\n  leave one out")
+        raise UsageError(f"{name} names a number twice\n  leave one out")
     return tuple(seeds)
 
 
@@ -345,8 +346,8 @@ def state_of(trial: Trial) -> str:
     check_same_recipe(path, trial)
     last = last_row(path)
     status = status_of(path, last)
-    is_far_enough = trial.until is not None and last.get("step", -1) >= trial.until
-    if status == "stopped" and is_far_enough and math.isfinite(last.get("val_loss") or math.nan):
+    step, loss = (to_float(last.get(key)) for key in ("step", "val_loss"))
+    if status == "stopped" and not math.isnan(loss) and step >= (trial.until or math.inf):
         return "finished"
     return status if status in ("running", *ENDED) else "unfinished"
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +25,8 @@ from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.trials import runner
 from efftrain_cli.trials.costs import Costs, costs_of
-from efftrain_cli.trials.runner import TrialRunner, environments
+from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
+from efftrain_cli.trials.trial import Trial, Trunk, grid
 from tests.fake_runs import val_loss
 from tests.trials.stubs import Pretrain, both, plain, write_trial
 
@@ -52,7 +56,7 @@ def test_runs_of_a_study_are_listed_in_its_folder_once(folder):
 def test_a_stopped_sweep_continues_without_training_anything_twice(folder):
     """A run that diverges is a result."""
     trials = both(0, 1)
-    first = Pretrain(trials, {"warm-seed0": 4, "plain-seed1": 75})
+    first = Pretrain(trials, {"warm-seed0": 4, "plain-seed1": -signal.SIGTERM})
     with pytest.raises(StoppedError, match="plain-seed1 was stopped"):
         train(first)
     assert first.calls == ["plain-seed0", "warm-seed0", "plain-seed1"]
@@ -66,33 +70,79 @@ def test_a_stopped_sweep_continues_without_training_anything_twice(folder):
 
 def test_lines_count_all_runs_in_the_order_of_their_ends(folder, monkeypatch, capsys):
     """One of four is trained already; of the others the first started ends last, and one diverges.
-    --quiet leaves what diverged."""
+    Of 7,680 tokens a third has taken 10 s. --quiet leaves what diverged."""
     cores(monkeypatch, 3)
+    clock = Clock()
+    monkeypatch.setattr(runner, "time", clock)
     trials = [*both(0), *plain(1, 2)]
     write_trial(trials[0])
-    launch = Pretrain(trials, {"plain-seed2": 4})
-    launch.on_launch = lambda name: setattr(launch.children["warm-seed0"], "left", 9)
-    train(launch, "look 1", jobs=3)
-    assert launch.most == 3
-    begun, *lines = capsys.readouterr().err.splitlines()
-    assert "another process" not in " ".join(lines)
-    assert begun == "look 1: 3 of 4 runs to train"
-    ends = [line.rpartition(", ")[0] for line in lines if line.startswith("[")]
-    assert ends == [
-        f"[2/4] plain-seed1: val loss {val_loss(100, 1, 1.0):.4f}",
-        "[3/4] plain-seed2: diverged",
-        f"[4/4] warm-seed0: val loss {val_loss(100, 0, 1.3):.4f}",
+    for is_quiet in (False, True):
+        monkeypatch.setattr(runner, "silent", lambda is_quiet=is_quiet: is_quiet)
+        launch = Pretrain(trials, {"plain-seed2": 4})
+        launch.on_launch = lambda name, launch=launch: setattr(
+            launch.children["warm-seed0"], "left", 3
+        )
+        train(launch, "look 1", jobs=3)
+        assert launch.most == 3
+        ended = "[3/4] plain-seed2: diverged, 10 s; about 5 s left\n"
+        if is_quiet:
+            assert capsys.readouterr().err == ended
+            break
+        assert capsys.readouterr().err.splitlines() == [
+            "look 1: 3 of 4 runs to train",
+            f"[2/4] plain-seed1: val loss {val_loss(100, 1, 1.0):.4f}, 10 s; about 20 s left",
+            ended.strip(),
+            "tokens of 7,680: 5,120",
+            f"[4/4] warm-seed0: val loss {val_loss(100, 0, 1.3):.4f}, 30 s",
+        ]
+        for trial in trials[1:]:
+            rmtree(run_path(trial.name))
+
+
+class Clock:
+    """Stands for `time`: each sleep takes 10 s."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += 10
+
+
+def test_the_arguments_of_a_run():
+    """On a GPU a run looks itself whether it fits; a branch begins with its trunk's checkpoint."""
+    branch = Trial("a.toml", ("optim.lr=1",), 3, "n", trunk=Trunk("t", 15, 3840))
+    begin = ["--recipe", "a.toml", "--seed", "3", "--name", "n", "--from", "t@15"]
+    assert pretrain_arguments(branch, "new", "cuda:0", 2) == [
+        *("pretrain", "--device", "cuda:0", "--devices", "2"),
+        *(*begin, "--set", "optim.lr=1"),
     ]
+    probe = replace(branch, until=7)
+    assert pretrain_arguments(probe, "unfinished", "cuda:0", 1) == [
+        *("pretrain", "--device", "cuda:0", "--devices", "1", "--steps", "7", "--no-probe"),
+        *("--resume", "n", "--from-start"),
+    ]
+    assert "--no-probe" in pretrain_arguments(branch, "new", "cpu", 1)
 
 
-def test_threads_are_divided_and_gpus_dealt_out(monkeypatch):
+def test_threads_are_divided_and_gpus_dealt_out(monkeypatch, tmp_path):
     cores(monkeypatch, 16)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert environments(1, "cuda") == [("cuda", {})]
     assert environments(4, "cpu") == [("cpu", {"OMP_NUM_THREADS": "3", "EFFTRAIN_JOBS": "4"})] * 4
-    assert environments(8, "cpu")[0][1] == {"OMP_NUM_THREADS": "2", "EFFTRAIN_JOBS": "8"}
-    monkeypatch.setattr(runner, "_gpus", lambda: 2)
-    devices = [device for device, _ in environments(4, "auto")]
-    assert devices == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    assert environments(16, "cpu")[0][1] == {"OMP_NUM_THREADS": "1", "EFFTRAIN_JOBS": "16"}
+    monkeypatch.setattr(runner, "Path", lambda dev: tmp_path)
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+    for visible, gpus in ((None, 2), ("4,5,6", 3)):
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        devices = [device for device, _ in environments(4, "cuda")]
+        assert devices == [f"cuda:{place % gpus}" for place in range(4)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert environments(2, "auto")[0][0] == "auto"
     with pytest.raises(UsageError, match="use --jobs 16 or fewer"):
         environments(17, "cpu")
     with pytest.raises(UsageError, match="give one of the two"):
@@ -123,7 +173,7 @@ def test_a_signal_ends_all_runs_saved(folder, monkeypatch, number):
 
 @pytest.mark.parametrize(
     "code, message, exit_code",
-    [(6, "exit code 6", 6), (-9, "SIGKILL", 137), (-11, "SIGSEGV", 139)],
+    [(6, "exit code 6", 6), (-9, "SIGKILL", 137), (2, "exit code 2", 2)],
 )
 def test_a_failure_ends_all_with_its_exit_code(folder, monkeypatch, code, message, exit_code):
     """F95: a signal by its name, and 128 + n; the other runs are saved."""
@@ -165,7 +215,7 @@ def test_a_name_of_another_recipe_s_run_is_taken(folder):
     [(0, ["warm-seed0"]), (75, ["warm-seed0", "resume plain-seed0"])],
     ids=["finished", "given back unfinished"],
 )
-def test_a_run_of_another_process_is_waited_for(folder, code, calls):
+def test_a_run_of_another_process_is_waited_for(folder, monkeypatch, capsys, code, calls):
     """A baseline that a second race trains: its lock is held, then released."""
     trials = both(0)
     write_trial(trials[0], 75)
@@ -173,14 +223,15 @@ def test_a_run_of_another_process_is_waited_for(folder, code, calls):
     fcntl.flock(lock, fcntl.LOCK_EX)
     launch = Pretrain(trials)
 
-    def elsewhere(name: str) -> None:
-        if name == "warm-seed0":
+    def sleep(seconds: float) -> None:
+        if not launch.under_way:
             write_trial(trials[0], code)
             lock.close()
 
-    launch.on_launch = elsewhere
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
     assert train(launch) == ["finished", "finished"]
     assert launch.calls == calls
+    assert "waiting for plain-seed0: another process trains them\n" in capsys.readouterr().err
 
 
 # --- resources ------------------------------------------------------------------------------------
@@ -224,10 +275,12 @@ def test_disk_of_a_run_is_that_of_its_checkpoints(folder):
     # each
     parameters = 320 * 32 + 32 * 32 + 12 * 32 * 32 + 13 * 32 + 2 * 32
     assert cost.disk_bytes(recipe) == 2 * 12 * parameters + 11 * cost.ROW
-    trials = plain(0)
-    assert costs_of(trials).disk == 3 * 12 * parameters + 11 * cost.ROW
+    trials = plain(0, 1)
     write_trial(trials[0])
-    assert costs_of(trials) == Costs(0, 0, 0.0, 0), "it has what it needs"
+    assert costs_of(trials).disk == 3 * 12 * parameters + 11 * cost.ROW
+    assert costs_of(trials[:1]) == Costs(0, 0, 0.0, 0), "it has what it needs"
+    write_trial(trials[1], 75)
+    assert costs_of(trials).tokens == 1280, "of 2,560 a half is trained"
 
 
 def rate(**values: Any) -> None:
@@ -248,6 +301,8 @@ def test_time_is_that_of_runs_of_the_same_shape(folder, monkeypatch):
     assert rates.seconds_left(recipe, 0) == 0
     rate(n_layer=2, n_embd=32, flops_per_second=4_776_960.0, train_share=0.4)
     assert rates.seconds_left(recipe, 80) == pytest.approx(5 + 10)
+    two = grid(["plain.toml"], (0, 1), {"model.n_layer": ["2"]})
+    assert costs_of(two).seconds == pytest.approx(2 * (5 + 2560 / 8))
     monkeypatch.setattr(rates, "planned_device", lambda device: device)
     assert rates.seconds_left(recipe, 80) == pytest.approx(5 + 10)
     rate(device_kind="cuda", flops_per_second=4_776_960.0)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.trials.trial import check_comparable, grid, parse_seeds, parse_settings
+from efftrain_cli.trials.trial import check_comparable, grid, parse_seeds, parse_settings, run_name
 from tests.trials.stubs import TINY, both
 
 
 def test_seeds():
     assert parse_seeds("0..4") == (0, 1, 2, 3, 4)
     assert parse_seeds("7") == (7,)
-    assert parse_seeds("1, 3 ,5..6") == (1, 3, 5, 6)
+    assert parse_seeds("1, 3..3 ,5..6") == (1, 3, 5, 6)
     for wrong in ("", "4..0", "a", "1..", "-1", "1,1", "0..2,1"):
         with pytest.raises(UsageError, match="--seeds"):
             parse_seeds(wrong)
@@ -31,8 +33,14 @@ def test_too_many_runs_are_refused_before_they_are_listed():
 
 def test_settings():
     assert parse_settings(
-        ["optim.lr=1e-3,2e-3", "optim.betas=[0.9,0.95],[0.8,0.9]", 'data.train="a,b"']
+        [
+            "optim.lr=1e-3,2e-3",
+            "optim.betas=[0.9,0.95],[0.8,0.9]",
+            'data.train="a,b"',
+            "wandb.mode=offline",
+        ]
     ) == {
+        "wandb.mode": ["offline"],
         "optim.lr": ["1e-3", "2e-3"],
         "optim.betas": ["[0.9,0.95]", "[0.8,0.9]"],
         "data.train": ['"a,b"'],
@@ -72,6 +80,8 @@ def test_grid_has_seeds_outermost_and_names_that_tell(folder):
     values = ["x" * 80, "y" * 80]
     names = [each.name for each in grid(["plain", "warm"], (0, 1), {"data.train": values})]
     assert len({*names}) == 8 and max(map(len, names)) <= 64
+    assert run_name(["a" * 58, "seed1"], ()) == f"{'a' * 58}-seed1"
+    assert re.fullmatch("a{40,}-[0-9a-f]{8}-seed1", run_name(["a" * 59, "seed1"], ()))
     texts = grid(["plain.toml"], (0,), {"data.train": ["a_b.txt", "ab.txt"]})
     assert len({trial.name for trial in texts}) == 2
     with pytest.raises(UsageError, match="twice"):
