@@ -86,14 +86,10 @@ class Prober:
         if needed > self.config.budget:
             raise BudgetError(needed)
         make_folder(self.runs)
-        run = self.runs / trial.name
-        checkpoints = run / "checkpoints"
-        if not checkpoints.exists():
-            shutil.rmtree(run, ignore_errors=True)  # it ended, and begins again
         (ended,) = self.runner.train([trial], f"probe {trial.name}")
         if probe.horizon > self.recipe.optim.warmup_steps:
             # Nothing asks for more.
-            shutil.rmtree(checkpoints, ignore_errors=True)
+            shutil.rmtree(self.runs / trial.name / "checkpoints", ignore_errors=True)
         return ended.status
 
     def read(self, run: Path, status: str) -> Receipt:
@@ -117,10 +113,8 @@ class Prober:
             steps.append(last["step"] + 1)
             curve.append((last["tokens"], math.inf))
             ratios.append(math.inf)
-        unstable = []
-        for step, ratio in zip(steps, ratios, strict=True):
-            if ratio > threshold:
-                unstable.append(step)
+        above = zip(steps, ratios, strict=True)
+        unstable = [step for step, ratio in above if ratio > threshold]
         unigram = self.unigram_loss
         distance = curve[0][1] - unigram
         return Receipt(

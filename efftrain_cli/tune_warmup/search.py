@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 Setting = tuple[str, ...]
 """`key=value` overrides of the recipe."""
 Word = Literal["stable", "unstable", "stuck"]
@@ -60,13 +62,10 @@ class Receipt(NamedTuple):
     def loss_at(self, tokens: int) -> float | None:
         """Return the loss after so many tokens, between evaluations on a line; None if the probe
         ended before."""
-        before = self.curve[0]
-        for after in self.curve[1:]:
-            if after[0] >= tokens:
-                share = (tokens - before[0]) / max(1, after[0] - before[0])
-                return before[1] + share * (after[1] - before[1])
-            before = after
-        return None
+        if tokens > self.tokens:
+            return None
+        at, losses = zip(*self.curve, strict=True)
+        return float(np.interp(tokens, at, losses))
 
     def judge(self, horizon: int, may_be_stuck: bool) -> Word | None:
         """Judge the probe up to a step; None if it ended before."""

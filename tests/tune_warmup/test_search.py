@@ -152,9 +152,10 @@ def test_a_loss_worse_than_the_control_s_at_equal_tokens_is_not_recommended():
         probed = verdict(("start=8", "steps=80"), *of_setting)
         return find_best(candidates(), [verdict(CONTROL, 1200, 5.4, 5.4), probed])
 
-    assert best(600, 5.9, 6.0) is None, "by .2 and .3: .25 > .05"
+    assert best(600, 5.95, 5.75) is None, "by .25 and .05: .15 > .1"
     assert best(600, 5.9, 5.6) is not None, "by .2 and -.1: .05 < .15"
     assert best(600, 6.0) is not None, "one seed has no standard error"
+    assert best(1200, 9.0, 9.0) is None
     assert best(1201, 9.0, 9.0) is not None, "the control ended before"
 
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from math import log
+from math import inf, log
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,8 @@ from efftrain_cli.tune_warmup.candidates import TuneConfig, find_candidates
 from efftrain_cli.tune_warmup.prober import Prober
 from efftrain_cli.tune_warmup.search import Receipt, Verdict
 from efftrain_cli.tune_warmup.tune import describe, race_command, shown, tune
-from tests.conftest import cli
+from tests.conftest import cli, invoke
+from tests.fake_runs import write_sealed
 from tests.tune_warmup.conftest import lines
 
 
@@ -59,11 +60,18 @@ def test_a_search_leaves_receipts_and_a_recipe_and_a_killed_one_the_same(
     assert receipts[0]["setting"] == "optim.lr=1e-1" and receipts[0]["unstable_at"]
     for receipt in receipts:
         assert (float(receipt["fluctuation"]) > 1.05) == bool(receipt["unstable_at"])
-    assert len(list((folder / "probes").glob("*/metrics.jsonl"))) == len(receipts)
+    assert len(list((folder / "probes").glob("*/metrics.jsonl"))) == len(receipts) == 4
+    assert not list((folder / "probes").glob("*/checkpoints"))
+    head = (folder / "receipts.csv").read_text().partition("\n")[0]
+    assert head == "setting,seed,steps,tokens,fluctuation,unstable_at,loss"
     shown = capsys.readouterr().out.splitlines()
     names = ["tried", "control", "found", "cost", "recipe", "next"]
     assert [line.split()[0] for line in shown] == names
-    assert shown[2] == "found   lr=1e-3: stable on 2 of 2 seeds for 12 steps"
+    tokens = sum(int(receipt["tokens"]) for receipt in receipts)
+    assert shown[2:4] == [
+        "found   lr=1e-3: stable on 2 of 2 seeds for 12 steps",
+        f"cost    4 probes, {tokens:,} tokens: {tokens / 80:.0f} % of a run",
+    ]
     text = (Path("recipes") / "small-tuned.toml").read_text()
     assert text.startswith("# Found by `efftrain tune-warmup`: stable for 12 steps on every seed")
     assert 'base = "small"' in text
@@ -145,12 +153,46 @@ def test_a_recipe_of_one_s_own_is_not_overwritten(config):
         tune(config)
 
 
-def test_a_budget_below_the_first_probe_trains_nothing(config):
-    with pytest.raises(UsageError, match=r"below the first probe\n  give at least \d+"):
-        tune(replace(config, budget=10))
+def test_a_receipt_is_what_a_run_has_shown(config, tmp_path, monkeypatch):
+    """Its perplexity is e^0.5 = 1.65 times its best at step 4. Token frequencies have a loss of 5,
+    the first weights one of 6."""
+    monkeypatch.setattr(Prober, "unigram_loss", 5.0)
+    prober = Prober(folder=tmp_path, config=config)
+    calm = [(0, 6.0), (10, None), (20, 4.0)]
+    curve = ((0, 6.0), (20, 4.0))
+
+    def read(rows, **last) -> Receipt:
+        written = []
+        for number, (tokens, loss) in enumerate(rows):
+            written.append({"step": number, "segment": 0, "tokens": tokens, "val_loss": loss})
+        written[-1] |= last
+        write_sealed(tmp_path / "metrics.jsonl", written)
+        return prober.read(tmp_path, "diverged")
+
+    assert read([*calm, (30, 4.5)]) == (
+        pytest.approx(1.6487, abs=1e-4), 3, 3, pytest.approx(4.95), (*curve, (30, 4.5)),
+    )  # fmt: skip
+    assert read([*calm, (30, None)], nonfinite=True)[:3] == (inf, 3, 3)
+    # A weight or a validation loss that is not finite is in no row.
+    assert read(calm) == (inf, 3, 2, pytest.approx(4.95), (*curve, (20, inf)))
+
+
+def test_a_budget_for_the_first_probe_trains_it_alone(config, capsys):
+    """12 steps of 8 x 32 tokens."""
+    with pytest.raises(UsageError, match=r"below the first probe\n  give at least 3072$"):
+        tune(replace(config, budget=3071))
     assert not (folder_of("search") / "probes").exists()
+    with pytest.raises(DivergedError, match=r"lower optim\.lr"):
+        tune(replace(config, budget=3072))
+    told = capsys.readouterr()
+    assert told.out.startswith("cost    1 probe, ") and told.out.count("\n") == 1
+    (receipt,) = lines(folder_of("search"))
+    more = 3072 + int(receipt["tokens"])
+    assert told.err.endswith(f"the budget ended\n  --budget {more} continues from here\n")
     with pytest.raises(UsageError, match="has one value, so nothing is searched"):
         tune(replace(config, duration="optim.lr=4"))
+    with pytest.raises(UsageError, match=r"for example --set optim\.warmup_steps=100"):
+        tune(replace(config, settings=(*config.settings, "optim.warmup_steps=0")))
 
 
 def test_the_default_lists_are_around_the_recipe_s_own(overrides):
@@ -165,6 +207,12 @@ def test_the_default_lists_are_around_the_recipe_s_own(overrides):
     assert found.control == ("seq_len_warmup=false",)
     assert (found.climb, set(found.horizons)) == (4, {12})
     assert list(found.seeds) == [1234, 1235, 1236]
+    # Without a warmup they are around a third of the run, here of 46 steps.
+    settings = (*overrides, "train.tokens=12_000", "optim.warmup_steps=1")
+    found = find_candidates(replace(config, settings=settings), load_recipe("small", settings))
+    assert found.starts == [("seq_len_warmup.start=8",), ("seq_len_warmup.start=16",)]
+    steps = [int(setting[0].rpartition("=")[2]) for setting in found.durations]
+    assert steps == [60, 42, 30, 21, 15, 11, 8, 5, 4, 3, 2, 1] and found.first == 6
 
 
 def test_a_verdict_is_described_with_its_mean_loss():
@@ -196,12 +244,20 @@ def test_a_length_warmup_races_the_recipe_without_one(tmp_path, monkeypatch):
 
 
 def test_the_plan_is_printed_and_nothing_trained(tmp_path):
+    """45 steps on three seeds: of 64 x 64 tokens, or of 89,088 tokens with the warmup."""
     shown = cli("tune-warmup --recipe unstable-slw --plan").output
-    # 45 steps of 64 x 64 tokens, three seeds
-    assert "control 553K tokens (92.2 % of a run) for seq_len_warmup=false, at most" in shown
-    assert "starts  start=16, 32: 15 steps each\nlengths steps=170, 120, 85, 60," in shown
-    assert "seeds   1234, 1235, 1236: stable on all of them" in shown
+    assert shown.splitlines() == [
+        "starts  start=16, 32: 15 steps each",
+        "lengths steps=170, 120, 85, 60, 42, 30, 21, 15: 45 steps for the first, steps=60",
+        "seeds   1234, 1235, 1236: stable on all of them",
+        "control 553K tokens (92.2 % of a run) for seq_len_warmup=false, at most",
+        "cost    267K tokens (44.5 % of a run) for start=16 steps=60, at most",
+    ]
     assert not (tmp_path / "runs").exists()
+    least = cli("tune-warmup unstable-slw --plan --steps 1 --threshold 1").output
+    assert ": 1 steps for the first, steps=60" in least
+    for wrong in ("--steps 0", "--threshold 0.9"):
+        assert invoke(f"tune-warmup unstable-slw --plan {wrong}").exit_code == 2
 
 
 def test_budgets_are_shares_or_tokens():
