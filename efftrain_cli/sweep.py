@@ -11,7 +11,7 @@ from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.lock import take_lock
-from efftrain_cli.trials.trial import Runner, Trial, recipe_of, state_of
+from efftrain_cli.trials.trial import Runner, Trial, recipe_of, run_name, state_of
 
 if TYPE_CHECKING:
     from efftrain_cli.compare.comparison import Comparison
@@ -26,9 +26,9 @@ def folder_of(trials: Sequence[Trial], name: str | None) -> Path:
     """Return the folder of a sweep: without a name, one of its own for each list of runs."""
     if name:
         return runs_root() / f"{name}-sweep"
-    arms = "-".join(dict.fromkeys(trial.arm for trial in trials))
+    arms = dict.fromkeys(trial.arm for trial in trials)
     digest = digest_of([trial.name for trial in trials])
-    return runs_root() / "sweeps" / f"{arms[:40]}-{digest[:6]}"
+    return runs_root() / "sweeps" / run_name([*arms, digest[:6]], ())
 
 
 def train_sweep(trials: Sequence[Trial], folder: Path, runner: Runner) -> list[Run]:

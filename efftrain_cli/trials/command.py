@@ -86,7 +86,7 @@ class CommandRunner:
                 "  give the same command again to continue"
             ) from None
         output = ended.stdout.decode("utf-8", "replace")
-        has_failed = self.failed_exit is not None and ended.returncode == self.failed_exit
+        has_failed = ended.returncode == self.failed_exit
         curve = curve_of(self.metric, output)
         if not has_failed and (ended.returncode or curve.empty):
             raise command_error(command, ended.returncode, output)

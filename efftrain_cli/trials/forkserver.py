@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from efftrain_cli.foundation.signals import end_with
@@ -67,19 +67,6 @@ def import_training() -> None:
     # The collector would write to every object, and so copy each page that children share.
     gc.collect()
     gc.freeze()
-
-
-def run_command(arguments: Sequence[str]) -> int:
-    """Run `python -m efftrain_cli ARGUMENTS` in this process; return its exit code."""
-    sys.argv[1:] = arguments
-    try:
-        runpy.run_module("efftrain_cli", run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        return 1
-    return 0
 
 
 class Server:
@@ -155,9 +142,12 @@ class Server:
             if not self.is_warm:
                 program = [sys.executable, "-P", "-m", "efftrain_cli"]
                 os.execv(sys.executable, [*program, *request["arguments"]])
-            code = run_command(request["arguments"])
+            sys.argv[1:] = request["arguments"]
+            runpy.run_module("efftrain_cli", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = int(end.code or 0)
         except BaseException:
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
         finally:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):

@@ -22,7 +22,7 @@ assert os.environ["SEED"] == str(seed)
 with open("calls.txt", "a") as file:
     file.write(f"{arm}{seed} ")
 if os.path.exists("crash") and seed == 101:
-    print("a traceback")
+    print(*"abcdef", sep="\\n")
     sys.exit(9)
 if arm == "dead":
     sys.exit(3)
@@ -57,7 +57,7 @@ def test_only_seed_and_arm_are_replaced():
 
 
 def test_the_last_match_is_the_final_loss_and_steps_make_a_curve():
-    output = "val loss 5.0\nval loss 4.5\n"
+    output = "val loss 5.0\nval loss 4.7\nval loss 4.5\n"
     assert curve_of(r"val loss (\S+)", output).val_loss.tolist() == [4.5]
     stepped = "step 1 loss 5\nstep 2 loss 4\nstep 2 loss 3\n"
     curve = curve_of(r"step (?P<step>\d+) loss (?P<val_loss>\S+)", stepped)
@@ -69,7 +69,11 @@ def test_a_race_of_commands_and_the_same_command_again(folder):
     """The noise adds 5 - 1, 4 - 5 and 3 - 2 thousandths to the lead of 0.1."""
     first = race("base", "better")
     assert first.stdout.startswith("better is better than base in final loss: -0.09867 [")
-    assert "p = " in first.stdout and "stopped early" in first.stdout
+    assert "stopped early" in first.stdout and "rates as written" not in first.stdout
+    told = first.stderr.splitlines()
+    assert told[0] == "3, 5, then 8 pairs: 6 to 16 runs" and told[6] == "[6/6] better seed 102"
+    (table,) = (folder / "runs").glob("race-commands-*/runs.csv")
+    assert table.read_text().startswith("val_loss,failed,run,arm,seed\n")
     calls = (folder / "calls.txt").read_text().split()
     assert calls == ["base100", "better100", "base101", "better101", "base102", "better102"]
     again = race("base", "better")
@@ -79,7 +83,8 @@ def test_a_race_of_commands_and_the_same_command_again(folder):
 
 def test_a_crash_stops_the_race_with_its_last_lines_and_it_continues(folder):
     (folder / "crash").touch()
-    with pytest.raises(EfftrainError, match=r"failed with exit code 9.*\n    a traceback") as error:
+    lines = "its last lines:\n    b\n    c\n    d\n    e\n    f$"
+    with pytest.raises(EfftrainError, match=f"failed with exit code 9.*{lines}") as error:
         race("base", "better")
     assert error.value.exit_code == 1
     (folder / "crash").unlink()
@@ -120,6 +125,9 @@ def test_a_metric_that_never_matches_is_an_error_of_usage(folder):
         (words("a", "b", "--metric", "loss"), "does not say which group"),
         (words("a", "b", "--metric", "(?P<loss>x)"), "does not say which group"),
         (words("a", "b", "--pairs", "x"), "--pairs 'x': write"),
+        (words("a", "b", "--set", "optim.lr=1"), "write the settings into the command"),
+        (["race", "a", "b", "--maximize"], "give --command too"),
+        (["race", "a", "b", "--tune", "optim.lr=1"], "use --set optim.lr=1"),
     ],
 )
 def test_words_that_do_not_go_together(folder, line, message):
@@ -135,20 +143,15 @@ def test_the_plan_says_how_many_pairs_a_difference_needs(folder):
     assert "pairs   for a true difference of 0.8 sd: 15, 1.2 sd: 8, 2 sd: 5" in text
 
 
-def test_a_baseline_of_commands_is_trained_once_for_all_its_races(folder):
+def test_a_race_waits_for_another_of_its_command_which_trains_the_baseline(folder):
     race("base", "better", "--pairs", "3")
-    second = race("base", "other", "--pairs", "3")
-    calls = (folder / "calls.txt").read_text().split()
-    assert calls.count("base100") == 1 and calls.count("other100") == 1
-    assert "as race 2 against base" in second.stdout
-
-
-def test_a_race_waits_for_another_of_its_command(folder):
-    race("base", "better", "--pairs", "2")
     (path,) = (folder / "runs").glob("race-commands-*/lock")
     with path.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         threading.Timer(0.2, lambda: fcntl.flock(lock, fcntl.LOCK_UN)).start()
         start = time.monotonic()
-        race("base", "other", "--pairs", "2")
+        second = race("base", "other", "--pairs", "3")
         assert time.monotonic() - start >= 0.2
+    calls = (folder / "calls.txt").read_text().split()
+    assert calls.count("base100") == 1 and calls.count("other100") == 1
+    assert "as race 2 against base" in second.stdout

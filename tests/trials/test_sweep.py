@@ -12,22 +12,33 @@ from efftrain_cli.run.lock import take_lock
 from efftrain_cli.sweep import folder_of
 from efftrain_cli.trials.trial import grid
 from tests.conftest import cli
+from tests.fake_runs import val_loss
 from tests.trials.stubs import both, write_trial
 
 WORDS = ["sweep", "plain.toml", "warm.toml", "--seeds", "0..1", "--device", "cpu"]
 
 
-def test_the_plan_as_a_table_and_as_json(folder):
-    shown = cli(*WORDS, "--plan", "--jobs", "2")
-    assert "4 runs, 10.2K tokens, time unknown" in shown.output
-    found = json.loads(cli(*WORDS, "--plan", "--format", "json").output)
-    assert [run["run"] for run in found] == [
-        "plain-seed0",
-        "warm-seed0",
-        "plain-seed1",
-        "warm-seed1",
+def test_the_plan_as_a_table_and_as_json(folder, monkeypatch):
+    """A run keeps 3 checkpoints of 12 bytes a parameter, and rows."""
+    costs = "4 runs, 10.2K tokens, time unknown: nothing was measured here, 3.49 MB of disk"
+    plan = [
+        "run          state  tokens",
+        "plain-seed0  new     2,560",
+        "warm-seed0   new     2,560",
+        "plain-seed1  new     2,560",
+        "warm-seed1   new     2,560",
+        costs,
     ]
-    assert {run["tokens"] for run in found} == {2560}
+    needed = 4 * (3 * 12 * 24_032 + 11 * 700)
+    monkeypatch.setattr("efftrain_cli.trials.costs.free_bytes", lambda folder: needed)
+    assert cli(*WORDS, "--plan", "--jobs", "2").stdout.splitlines() == plan
+    monkeypatch.setattr("efftrain_cli.trials.costs.free_bytes", lambda folder: needed - 1)
+    assert cli(*WORDS, "--plan").stdout.splitlines()[6:] == [
+        "warning: 3.49 MB needed, 3.49 MB free: lower checkpoint.keep, or set EFFTRAIN_RUNS to"
+        " another disk"
+    ]
+    found = json.loads(cli(*WORDS, "--plan", "--format", "json").output)
+    assert found[1] == {"run": "warm-seed0", "state": "new", "tokens": 2560} and len(found) == 4
     with pytest.raises(UsageError, match="does not apply to a plan\n  give table or json"):
         cli(*WORDS, "--plan", "--format", "latex")
     assert not (folder / "runs").exists()
@@ -64,10 +75,17 @@ def test_several_budgets_end_with_the_ladder(folder):
 
 
 def test_one_recipe_at_one_setting_is_a_line_a_run(folder):
-    for trial in grid(["plain.toml"], (0, 1), {}):
-        write_trial(trial)
-    lines = cli("sweep", "plain.toml", "--seeds", "0..1").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["run", "plain-seed0", "plain-seed1"]
+    """Also at several budgets. By its name a sweep is found again."""
+    budgets = {"train.tokens": ["2560", "5120"]}
+    for trial in grid(["plain.toml"], (0,), budgets, "mine"):
+        write_trial(trial, 4 if "5120" in trial.name else 0)
+    words = "sweep plain.toml --seeds 0 --name mine --set train.tokens=2560,5120"
+    assert cli(words).stdout.splitlines() == [
+        "run                          status    final_loss",
+        f"mine-plain-tokens2560-seed0  finished      {val_loss(100, 0, 1.0):.4f}",
+        "mine-plain-tokens5120-seed0  diverged           -",
+    ]
+    assert "2 of 2 runs" in cli("runs list").stdout
 
 
 def test_two_at_once_on_one_folder(folder):
