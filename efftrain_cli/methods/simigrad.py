@@ -229,23 +229,18 @@ class SimiGrad(Method):
 
     def decide(
         self,
-        step: int,
         batch_size: int,
         window: Window,
         dots: Dots | None,
     ) -> tuple[int, Window]:
-        """Return batch size and window after 1-based `step`, which ran `batch_size` sequences and
-        measured `dots`.
+        """Return batch size and window after a step that ran `batch_size` sequences and measured
+        `dots`.
 
         A measurement joins the window; a full window is decided on and cleared, so that no decision
         sees gradients of another batch size. (A sliding mean that is acted on every step drives the
         batch into a limit cycle.)
         """
-        if dots is None and self.measures_at(step):
-            window = ()  # a plan that assumes no measurement: nothing is left to decide on
-        elif dots is not None and similarity(dots) is None:
-            dots = None
-        if dots is not None:
+        if dots is not None and similarity(dots) is not None:
             window = (*window, dots)[-self.window :]
         if len(window) < self.window:
             return batch_size, window

@@ -167,9 +167,7 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
     batch_size = progress.batch_size
     window = progress.simigrad_window
     if recipe.simigrad is not None:
-        batch_size, window = recipe.simigrad.decide(
-            plan.step, plan.batch_size, window, result.simigrad_dots
-        )
+        batch_size, window = recipe.simigrad.decide(plan.batch_size, window, result.simigrad_dots)
     return Progress(  # in the order of its fields: keywords would take as long as all the rest
         plan.step,
         progress.segment,
