@@ -214,21 +214,11 @@ class SeqLenWarmup(Method):
         smallest = min(
             method.batch_bounds(train.batch_size)[0] for method in recipe.methods.values()
         )
-        above = [length for length in self.lengths if length > full]
-        if above:
+        if self.lengths and not self.lengths[-1] == max(self.lengths) == full:
             yield (
                 "seq_len_warmup.lengths",
-                f"{list(self.lengths)}: {above[0]} is above the full length,"
-                f" model.seq_len = {full}",
-            )
-        elif self.lengths and self.lengths[-1] != full:
-            yield (
-                "seq_len_warmup.lengths",
-                (
-                    f"{list(self.lengths)} ends at {self.lengths[-1]}, but model.seq_len = {full}:"
-                    " positions beyond would never be trained, yet validation uses them;"
-                    f" end with {full}, or set model.seq_len"
-                ),
+                f"{list(self.lengths)}: the last must be model.seq_len = {full}, which validation"
+                " uses, and none may be above it",
             )
         elif self.steps is not None and self.start > full:
             yield (
