@@ -204,18 +204,47 @@ def test_planning_from_runs(home):
     write_run(home / "runs", "small", 0, name="warm", more="[seq_len_warmup]\nsteps = 10\n")
     with pytest.raises(UsageError, match="uses seq_len_warmup\n  plan with runs from scratch"):
         cli("grow --plan --small warm --operator depth")
-    for name, width in (("thin", 64), ("broad", 128)):
+    floor = {}
+    step_flops = {}
+    for name, width, batch_size in (("thin", 64, 16), ("broad", 128, 8)):
         run = write_run(home / "runs", "small", 0, name=name)
-        recipe = (run / "recipe.toml").read_text()
-        (run / "recipe.toml").write_text(recipe.replace("n_embd = 64", f"n_embd = {width}"))
-        floor = (8.8e13 / (24 * width**2 * 1000)) ** 0.076
-        rows = []
-        for step in range(50, 20_000, 50):
-            loss = floor + (4.2e3 / step) ** 0.76
+        recipe = (run / "recipe.toml").read_text().replace("n_embd = 64", f"n_embd = {width}")
+        recipe = recipe.replace("batch_size = 8", f"batch_size = {batch_size}")
+        (run / "recipe.toml").write_text(recipe)
+        floor[name] = (8.8e13 / (24 * width**2 * 1000)) ** 0.076
+        rows = [{"step": 0, "segment": 0, "val_loss": 9.0}]
+        for step in range(100, 60_000, 100):
+            loss = floor[name] + (4.2e3 / step) ** 0.76
             rows.append({"step": step, "segment": 0, "val_loss": loss})
         write_sealed(run / "metrics.jsonl", rows)
-    lines = cli("grow --plan --small thin --target broad --operator width").output.splitlines()
-    assert lines[0].startswith("rule ") and "schedule_ratio" in lines[0]
-    assert lines[2].startswith("equal marginal cost") and "%" in lines[2]
-    alone = cli("grow --plan --small thin --operator width").output.splitlines()
-    assert len(alone) == 3 and "--target RUN" in alone[-1]
+        # Two blocks with biases, two norms in each and one at the end, 512 rows, context 128.
+        weights = 2 * (12 * width**2 + 13 * width) + 2 * width + 512 * width
+        step_flops[name] = batch_size * 128 * (6 * weights + 12 * 2 * width * 128)
+
+    def step_with(name: str, above_floor: float) -> float:
+        return 4.2e3 * above_floor ** (-1 / 0.76)
+
+    lines = cli("grow --plan --small thin --target broad --operator depth").output.splitlines()
+    head, by_slope, by_cost, note = lines
+    assert " ".join(head.split()) == "rule grow at step target's step saves schedule_ratio"
+    assert note == "projected from two runs from scratch; no grown run was measured"
+    cost = step_flops["broad"] / step_flops["thin"]
+    # d log L / d log S = -0.76 x / (floor + x) for a loss of floor + x.
+    end = step_with("broad", 0.052 * floor["broad"] / (0.76 - 0.052))
+    apart = floor["thin"] - floor["broad"]
+    for line, rule, excess in (
+        (by_slope, "slope above -0.0575", 0.0575 * floor["thin"] / (0.76 - 0.0575)),
+        (by_cost, "equal marginal cost", apart / (cost ** (0.76 / 1.76) - 1)),
+    ):
+        assert line.startswith(rule)
+        *_, step, start, share, ratio = re.sub("[,%]", "", line).split()
+        assert float(step) == pytest.approx(step_with("thin", excess), rel=0.02)
+        assert float(start) == pytest.approx(step_with("broad", excess + apart), rel=0.02)
+        saved = (float(start) * cost - float(step)) / (end * cost)
+        assert float(share) == pytest.approx(100 * saved, rel=0.03)
+        assert float(ratio) == pytest.approx(float(start) / float(step), abs=0.001)
+    alone = cli("grow --plan --small thin --operator width --operator depth").output
+    assert alone.splitlines()[1:] == [
+        "slope above -0.03  never",
+        "--target RUN, of the target's size, adds equal marginal cost and the savings",
+    ]

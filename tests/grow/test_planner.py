@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from efftrain_cli.grow.plan_report import plan_lines
 from efftrain_cli.grow.planner import (
     OPTIMALITY,
     THRESHOLDS,
@@ -115,21 +114,3 @@ def test_savings_on_the_authors_curves_within_a_point(shared_data: Path, pair, e
             assert saving(small, target, step) == pytest.approx(share, abs=0.01)
     for step in (0.8 * best, 1.25 * best):
         assert not saving(small, target, step) > saving(small, target, best) + 1e-4
-
-
-def test_the_table_has_the_recipe_s_schedule_ratio():
-    """By hand: the small run is at step 2,000 what the target is at 1,000. The target spends
-    3 FLOPs a step, and its slope never passes the end's; 1,000 x 3 - 2,000 of 40,000 x 3 are 0.8 %
-    saved."""
-    steps = np.geomspace(100, 40_000, 2000)
-    slopes = np.where(steps < 2000, -0.1, -0.053)
-    small = Curve(steps=steps, losses=9 - np.log(steps), slopes=slopes, step_flops=1.0)
-    never = np.full(2000, -0.1)
-    target = Curve(steps=steps, losses=9 - np.log(2 * steps), slopes=never, step_flops=3.0)
-    head, slope, _, note = plan_lines(small, target, -0.0575)
-    assert head.endswith("saves  schedule_ratio") and "no grown run was measured" in note
-    *_, step, start, saved, ratio = slope.replace(",", "").split()
-    assert (int(step), int(start)) == pytest.approx((2000, 1000), rel=0.005)
-    assert (saved, ratio) == ("0.8%", "0.500")
-    _, alone, _ = plan_lines(small, None, -0.01)
-    assert "never" in alone

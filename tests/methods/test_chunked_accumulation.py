@@ -25,7 +25,6 @@ def test_inner_layers_leave_the_first_and_the_last_block_alone():
 @pytest.mark.parametrize(
     "settings, words",
     [
-        ("forward = {bits = 24}", ["bits", "at most 23"]),
         ("forward = {fast_accumulation = true}", ["fast_accumulation", "hardware"]),
         (
             'fidelity = "hardware", operands = "fp8_e4m3", forward = {bits = 9}',

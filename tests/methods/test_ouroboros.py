@@ -21,7 +21,6 @@ from efftrain_cli.training.delay import DelayedGradient, add_up, clip_by_device,
 from efftrain_cli.training.gradient import Gradient
 from efftrain_cli.training.resuming import dropped_in_flight
 from efftrain_cli.training.session import check_ranks
-from efftrain_cli.verify_resume import cut_recipe
 from tests.resume_law import RandomTokens, run
 from tests.tiny import FOUR_BLOCKS, METHODS, config_of, fresh, tensors_of, tiny_recipe
 
@@ -209,13 +208,6 @@ def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason():
     assert dropped_in_flight(before, PLAIN).endswith("training goes on without delay")
     other = dropped_in_flight(before, recipe_of(3, split=(1, 1, 2)))
     assert other.startswith("[ouroboros] has changed") and "in 2 steps every module" in other
-
-
-@pytest.mark.parametrize("steps, cut", [(100, 2), (1, 1)])
-def test_a_verified_resume_begins_to_delay_well_before_its_stop(steps, cut):
-    """Of 4 steps before the stop, at most half are ordinary training."""
-    recipe = tiny_recipe(*METHODS["ouroboros"], f"ouroboros.warmup_steps={steps}")
-    assert cut_recipe(recipe, 4, devices=1).ouroboros.warmup_steps == cut
 
 
 @pytest.mark.parametrize("arch", ["model.arch=gpt2", "model.arch=llama"])
