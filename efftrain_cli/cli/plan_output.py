@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.sources import find_sources
@@ -29,20 +28,6 @@ from efftrain_cli.recipe.sizes import likely_vocabulary
 
 if TYPE_CHECKING:
     from efftrain_cli.data.corpus import Corpus
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextFacts:
-    """What is known of a recipe's text without preparing it."""
-
-    corpus: Corpus | None = None
-    """The prepared text; None if the cache has none."""
-    text_bytes: int = 0
-    """Of local files that are not prepared; 0 if unknown."""
-    needed_tokens: int = 0
-    """Of a dataset on the Hub, which preparing reads so far."""
-    fault: str = ""
-    """Why there is no text."""
 
 
 def print_csv(recipe: Recipe, until: int | None, begun: Progress) -> None:
@@ -74,10 +59,10 @@ def print_plan(
     Raises:
         UsageError: the devices cannot share a step.
     """
-    facts = _find_text(recipe)
     vocab_size = likely_vocabulary(recipe.data.tokenizer)
-    if facts.corpus is not None:
-        vocab_size = facts.corpus.vocab_size
+    corpus, text, shards = _find_text(recipe, vocab_size)
+    if corpus is not None:
+        vocab_size = corpus.vocab_size
     cost = plan_cost(recipe, device, vocab_size, until, begun)
     if cost.summary.smallest_batch < device.count:
         raise UsageError(
@@ -85,7 +70,10 @@ def print_plan(
             f" {counted(device.count, 'device')}\n"
             f"  assume at most {cost.summary.smallest_batch}, or raise train.batch_size"
         )
-    epochs = _epochs(recipe, facts.corpus, cost)
+    epochs = None
+    if corpus is not None:
+        epochs = _epochs(recipe, corpus, cost)
+        text = text_line(recipe, corpus.train.tokens, epochs)
     seconds, by = _time(recipe, cost, device, kind)
     for method in recipe.methods.values():
         for line in method.assumptions(recipe):
@@ -93,15 +81,15 @@ def print_plan(
     for warning in staged_warnings(recipe, cost.summary.end):
         say(f"warning: {warning}")
     if form == "json":
-        print_json(_as_json(recipe, cost, device, facts.corpus, epochs, seconds))
+        print_json(_as_json(recipe, cost, device, corpus, epochs, seconds))
         return
     lines = [
-        _text_line(recipe, facts, epochs),
+        text,
         f"{model_line(recipe, vocab_size)}, {cost.dtype}",
         steps_line(recipe, cost.summary),
         _cost_line(cost, seconds, by, name),
         _memory_line(cost, device),
-        _disk_line(recipe, cost, facts),
+        _disk_line(recipe, cost) + shards,
         *_sum_lines(recipe),
     ]
     if begun.step:
@@ -130,42 +118,43 @@ def _sum_lines(recipe: Recipe) -> Iterator[str]:
         yield f"{'sums':<{LABEL}}{text}"
 
 
-def _find_text(recipe: Recipe) -> TextFacts:
+def _find_text(recipe: Recipe, vocab_size: int) -> tuple[Corpus | None, str, str]:
+    """Return the prepared text; if there is none, None, the line that says so, and the shards that
+    preparing will write."""
+    from efftrain_cli.data.corpus import dtype_for
     from efftrain_cli.data.prepare import limits_of, prepared_corpus
 
     try:
         corpus = prepared_corpus(recipe)
     except DataError as error:
-        return TextFacts(fault=str(error))
+        return None, f"text    missing: {error}", ""
     if corpus is not None:
-        return TextFacts(corpus=corpus)
-    needed = limits_of(recipe).train or 0
-    text = find_sources(recipe.data)
-    size = sum(source.size for source in text.sources)
-    return TextFacts(text_bytes=size, needed_tokens=needed)
+        return corpus, "", ""
+    line = f"text    {recipe.data.named_text}: not prepared"
+    size = sum(source.size for source in find_sources(recipe.data).sources)
+    if size:
+        line += f", {human(size, 'B')}"
+    # Of a dataset on the Hub preparing reads so many tokens.
+    tokens: float | None = limits_of(recipe).train
+    bound = "up to"
+    if not tokens:
+        # A token of a vocabulary of 256 has about 2 bytes of text, one of GPT-2's 4.
+        tokens = size / (math.log2(vocab_size) / 4)
+        bound = "about"
+    shards = human(dtype_for(vocab_size).itemsize * tokens, "B")
+    return None, line, f", {bound} {shards} of shards"
 
 
-def _epochs(recipe: Recipe, corpus: Corpus | None, cost: PlanCost) -> float | None:
+def _epochs(recipe: Recipe, corpus: Corpus, cost: PlanCost) -> float:
     """Return how often the steps read the prepared text.
 
     Raises:
         RecipeError: more than once, which the recipe does not allow.
     """
-    if corpus is None:
-        return None
     from efftrain_cli.data.windows import Windows
 
     windows = Windows(corpus.train, recipe.model.seq_len, recipe.seed)
     return windows.check_budget(cost.summary.windows, recipe.data)
-
-
-def _text_line(recipe: Recipe, facts: TextFacts, epochs: float | None) -> str:
-    if facts.fault:
-        return f"text    missing: {facts.fault}"
-    if facts.corpus is not None and epochs is not None:
-        return text_line(recipe, facts.corpus.train.tokens, epochs)
-    size = f", {human(facts.text_bytes, 'B')}" if facts.text_bytes else ""
-    return f"text    {recipe.data.named_text}: not prepared{size}"
 
 
 def _time(
@@ -200,27 +189,15 @@ def _memory_line(cost: PlanCost, device: PlannedDevice) -> str:
     batches = f"micro-batches of {sequences:,} x {seq_len:,}"
     if not device.memory:
         return f"memory  about {needed}, {batches}"
+    there = human(device.memory, "B")
     if cost.memory_bytes > device.memory:
-        return (
-            f"memory  does not fit: about {needed}, {device.name} has {human(device.memory, 'B')}"
-        )
-    return f"memory  about {needed} of {human(device.memory, 'B')}, {batches}"
+        return f"memory  does not fit: about {needed}, the device has {there}"
+    return f"memory  about {needed} of {there}, {batches}"
 
 
-def _disk_line(recipe: Recipe, cost: PlanCost, facts: TextFacts) -> str:
-    line = (
-        f"disk    {counted(recipe.checkpoint.most, 'checkpoint')}"
-        f" of {human(cost.checkpoint_bytes, 'B')}"
-    )
-    from efftrain_cli.data.corpus import dtype_for
-
-    # A token of a vocabulary of 256 has about 2 bytes of text, one of GPT-2's 4.
-    tokens = facts.needed_tokens or facts.text_bytes / (math.log2(cost.vocab_size) / 4)
-    if tokens:
-        width = dtype_for(cost.vocab_size).itemsize
-        bound = "up to" if facts.needed_tokens else "about"
-        line += f", {bound} {human(width * tokens, 'B')} of shards"
-    return line
+def _disk_line(recipe: Recipe, cost: PlanCost) -> str:
+    checkpoints = counted(recipe.checkpoint.most, "checkpoint")
+    return f"disk    {checkpoints} of {human(cost.checkpoint_bytes, 'B')}"
 
 
 def _as_json(

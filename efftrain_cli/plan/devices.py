@@ -44,8 +44,6 @@ SHARE = 0.4
 class PlannedDevice:
     """A device, of which there may be several."""
 
-    name: str
-    """For people."""
     memory: int
     """Bytes; 0 if unknown."""
     has_bf16: bool = False
@@ -81,16 +79,13 @@ def device_here(device: str) -> PlannedDevice:
             found = [line.split(",") for line in done.stdout.splitlines()]
             sizes = [int(size) * 2**20 for size, _ in found]
             is_ampere = min(float(version) for _, version in found) >= 8
-            return PlannedDevice(
-                name="the GPU", memory=min(sizes), has_bf16=is_ampere, has_tf32=is_ampere
-            )
+            return PlannedDevice(memory=min(sizes), has_bf16=is_ampere, has_tf32=is_ampere)
     if kind.startswith("cuda"):
-        return PlannedDevice(name="the GPU", memory=0)
+        return PlannedDevice(memory=0)
     flags = ""
     with suppress(OSError, UnicodeDecodeError):
         flags = CPU_INFO.read_text(encoding="ascii")
     return PlannedDevice(
-        name="this machine",
         memory=machine_memory() or 0,
         has_bf16="avx512_bf16" in flags or "amx_tile" in flags,
     )
@@ -118,7 +113,6 @@ def assumed_device(text: str) -> PlannedDevice:
         )
     torch_name, memory = GPUS[name]
     return PlannedDevice(
-        name="a GPU",
         memory=memory * 10**9,
         has_bf16=peak_flops(torch_name, "bf16") is not None,
         has_tf32=peak_flops(torch_name, "tf32") is not None,
