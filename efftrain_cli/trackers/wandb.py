@@ -255,10 +255,7 @@ def _init(
             settings=wandb.Settings(
                 silent=True,
                 console="off",
-                disable_git=True,
-                save_code=False,
-                x_disable_meta=True,
-                x_disable_stats=True,
+                x_disable_machine_info=True,
                 init_timeout=INIT_SECONDS,
             ),
         )

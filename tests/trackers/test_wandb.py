@@ -30,7 +30,7 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
 
 
-def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path, monkeypatch):
+def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path, monkeypatch, capfd):
     """F29; F53: nothing that is written has a secret, or a word about the machine."""
     secret = "0123456789abcdef0123456789abcdef01234567"
     monkeypatch.setenv("WANDB_API_KEY", secret)
@@ -50,7 +50,10 @@ def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path, mon
     files = [file for file in path.rglob("*") if file.is_file()]
     assert len(files) > 4
     assert not [file for file in files if secret.encode() in file.read_bytes()]
-    assert not list(path.rglob("wandb-metadata.json"))
+    for record in read_records(path / "wandb"):
+        assert record.WhichOneof("record_type") not in ("environment", "stats")
+        assert not record.run.HasField("git")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_columns_stand_in_groups():
