@@ -13,6 +13,7 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
+from efftrain_cli import __version__
 from efftrain_cli.convert import import_hf
 from efftrain_cli.data import hub
 from efftrain_cli.foundation.errors import CheckpointError, DataError, EfftrainError, UsageError
@@ -171,12 +172,26 @@ def test_an_export_has_a_card_and_the_modes_of_other_files(exported, tmp_path):
     finally:
         os.umask(old)
     card = (tmp_path / "second" / "README.md").read_text()
-    assert "| piqa | acc | 0.5 ± 0.25 | 3 of 3 | p |" in card and trained.model_sha256 in card
+    lines = [
+        *("---", "", "# random", ""),
+        (
+            "A GPT-2 of 2 layers x 32, 2 heads, context 64 tokens, vocabulary 300:"
+            f" {trained.model.parameter_count:,} parameters. Step 10, after 10,000 tokens of"
+            f" training by efftrain {__version__}, recipe `random`, seed 1234."
+        ),
+    ]
+    assert "\n".join(lines) in card
+    lines = [
+        *("## Measured", "", "| task | metric | score | items | protocol |"),
+        *("|---|---|---:|---:|---|", "| piqa | acc | 0.5 ± 0.25 | 3 of 3 | p |", ""),
+        *("## Made from", "", "| | sha256 |", "|---|---|"),
+        f"| tokenizer | `{trained.tokenizer.sha256}` |",
+        f"| model.safetensors of the checkpoint | `{trained.model_sha256}` |",
+        *("", "```toml", "seed = 1234"),
+    ]
+    assert "\n".join(lines) in card
     assert card.endswith("\n") and not card.endswith("\n\n")
-    assert (
-        f"{trained.model.parameter_count:,} parameters" in card and 'tokenizer = "bpe:300"' in card
-    )
-    assert '"text.txt"' in card and str(tmp_path) not in card
+    assert '\ntrain = "text.txt"\n' in card and str(tmp_path) not in card
     assert "Nothing was measured" in (directory / "README.md").read_text()
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "second").iterdir()} == {0o640}
     source = json.loads((tmp_path / "second" / "efftrain.json").read_text())

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ def test_local_sets_with_a_limit(efftrain, run, sets):
     result = efftrain(f"eval-zeroshot random --data-dir {sets} --limit 2")
     assert result.stdout.startswith("random, step 10, context 64, fp32\n")
     assert result.stdout.splitlines()[2].split()[-1] == "2/3"
+    assert "warning" not in result.stderr
     assert result.stderr.splitlines()[-1].startswith("piqa: 2 items in ")
     (entry,) = read_results(run)
     manifest = json.loads((run / "checkpoints" / "step-00000010" / "manifest.json").read_text())
@@ -72,9 +74,18 @@ def test_the_same_question_again_replaces_its_answer(run, sets, monkeypatch):
     (entry,) = read_results(run)
     (shown,) = json.loads(again.stdout)
     assert shown["run"] == "random" and shown["value"] == entry["value"]
-    items = list(read_items(run))
-    shares = [item["acc_norm"] for item in items]
-    assert len(shares) == 3 and entry["value"] == pytest.approx(sum(shares) / 3)
+    shares = [item["acc_norm"] for item in read_items(run)]
+    assert len(shares) == 3 and entry["value"] == pytest.approx(mean(shares))
+    assert entry["stderr"] == pytest.approx(stdev(shares) / 3**0.5)
+
+
+def test_a_text_is_read_in_windows_that_its_protocol_names(run, sets):
+    pytest.importorskip("lm_eval")
+    write_jsonl(sets / "wikitext2_test_pages.jsonl", [{"page": "Anna found the ship"}])
+    evaluate(f"random --tasks wikitext --data-dir {sets} --stride 32")
+    (entry,) = read_results(run)
+    read = "0-shot of wikitext2_test_pages.jsonl window 64 stride 32"
+    assert entry["protocol"] == f"lm-eval wikitext v2.0 {read}"
 
 
 def test_a_missing_extra_is_said_with_its_command(run, monkeypatch):
@@ -90,6 +101,8 @@ def test_refusals(run, sets, tmp_path):
         (f"randon {data}", UsageError, "did you mean random"),
         (f"random {data} --checkpoint 7", UsageError, "checkpoints of steps 10"),
         (f"random {data} --context-length 65", UsageError, "has 64 positions"),
+        (f"random {data} --context-length 1", UsageError, "give 2 to 64"),
+        (f"random {data} --stride 65", UsageError, "give at most its 64 tokens"),
         (f"random --data-dir {tmp_path}/no", DataError, "no such folder"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
@@ -214,13 +227,13 @@ def entry(task: str, value: float, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_row_has_score_error_chance_and_items():
-    """Two of 3,000 items under a limit, and a perplexity."""
-    half = entry("hellaswag", 0.5, stderr=0.5, items=2, items_total=3000)
+    """Two of 3,000 items under a limit, all right, and a perplexity."""
+    half = entry("hellaswag", 1.0, stderr=0.5, items=2, items_total=3000)
     first, *table = result_lines("r", [half, entry("wikitext", 37.37)], [])
     assert first == "r, step 1,234, context 64, fp32"
     assert [line.split() for line in table] == [
         ["task", "metric", "score", "±", "s.e.", "chance", "items"],
-        ["hellaswag", "acc_norm", "0.5000", "0.5000", "0.25", "2/3,000"],
+        ["hellaswag", "acc_norm", "1.0000", "0.5000", "0.25", "2/3,000"],
         ["wikitext", "word_perplexity", "37.37", "3"],
     ]
 

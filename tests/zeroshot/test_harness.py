@@ -3,6 +3,7 @@ items, same scores."""
 
 from __future__ import annotations
 
+import math
 import os
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,12 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 lm_eval = pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
 
-from lm_eval.api.metrics import mean  # noqa: E402
+from lm_eval.api.metrics import mean, perplexity  # noqa: E402
 
 from efftrain_cli.model.hf import write_hf  # noqa: E402
 from efftrain_cli.training.loading import TrainedModel, load_trained_model  # noqa: E402
 from efftrain_cli.zeroshot.model import HarnessModel  # noqa: E402
-from efftrain_cli.zeroshot.score import score_task  # noqa: E402
+from efftrain_cli.zeroshot.score import _stderr, score_task  # noqa: E402
 from efftrain_cli.zeroshot.tasks import TASKS, find_specs, load_tasks  # noqa: E402
 from tests.fake_runs import write_jsonl  # noqa: E402
 
@@ -193,3 +194,10 @@ def test_a_task_with_two_filters_keeps_both_values(monkeypatch, trained):
     values = {name: numbers["value"] for name, numbers in score.metrics.items()}
     assert values == {"exact_match,first": pytest.approx(2 / 3), "exact_match,lower": 1.0}
     assert len(score.items) == 6 and score.total == 4
+
+
+def test_the_error_of_a_mean_and_of_a_perplexity():
+    """Of -1 and -3: sqrt(2) / sqrt(2); by the delta method exp(2) times that."""
+    assert _stderr(mean, [-1.0, -3.0]) == pytest.approx(1)
+    assert _stderr(perplexity, [-1.0, -3.0]) == pytest.approx(math.exp(2))
+    assert _stderr(mean, [-1.0]) is _stderr(max, [-1.0, -3.0]) is None
