@@ -89,33 +89,36 @@ def write_recipe(folder: Path, name: str = "r", extra: str = "", **replaced: str
     return path
 
 
-def run_ranks(script: str, world_size: int, *arguments: str, **environment: str) -> None:
-    """Runs a script of the repository in so many processes, each with a rank in its environment and
-    one thread; fails the test with what they said unless all end well."""
+def run_ranks(
+    zygote: Zygote, folder: Path, world_size: int, *arguments: str, script: str = ""
+) -> None:
+    """Run `efftrain ARGUMENTS` in `folder`, or a script of the repository with them, in so many
+    processes, each with a rank in its environment; fails the test with what they said unless all
+    end well."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    common = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        **environment,
-    }
-    command = [sys.executable, str(REPOSITORY / script), *arguments]
+    inject = ""
+    if script:
+        inject = f"import runpy\nrunpy.run_path({str(REPOSITORY / script)!r}, run_name='__main__')"
+        inject += "\nraise SystemExit"
     processes = [
-        subprocess.Popen(
-            command,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
+        zygote.start(
+            *arguments,
+            cwd=folder,
+            out=folder / f"{rank}.out",
+            err=folder / f"{rank}.err",
+            inject=inject,
+            WORLD_SIZE=str(world_size),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
         )
         for rank in range(world_size)
     ]
-    errors = [process.communicate(timeout=1200)[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(errors)[-3000:]
+    codes = [process.wait(600) for process in processes]
+    assert not any(codes), "\n".join(process.said()[-2000:] for process in processes)
 
 
 def start_efftrain(folder: Path, *args: str, **env: str) -> subprocess.Popen[str]:

@@ -71,7 +71,7 @@ def _receipts(folder: Path) -> list[dict[str, str]]:
         return [{name: row[name] for name in names} for row in csv.DictReader(file)]
 
 
-def test_two_processes_of_torchrun_score_as_one_does(efftrain, tmp_path):
+def test_two_processes_of_torchrun_score_as_one_does(efftrain, tmp_path, zygote):
     """Bit for bit, written once."""
     pytest.importorskip("lm_eval")
     lines = [{"goal": f"Find {n}", "sol1": "a ship", "sol2": "home", "label": 0} for n in range(9)]
@@ -85,7 +85,7 @@ def test_two_processes_of_torchrun_score_as_one_does(efftrain, tmp_path):
         if name == "one":
             efftrain("", *words)
         else:
-            run_ranks("efftrain_cli/__main__.py", 2, *words, EFFTRAIN_RUNS=str(tmp_path / "runs"))
+            run_ranks(zygote, tmp_path, 2, *words)
         (entry,) = json.loads((run / "zeroshot.json").read_text())
         timed = ("seconds", "date", "sha256")
         timeless = {key: value for key, value in entry.items() if key not in timed}

@@ -20,6 +20,7 @@ from efftrain_cli.training.build import set_stage
 from efftrain_cli.training.stages import GrowthRecord, train_stages
 from tests.launch import run_ranks
 from tests.laws.every_value import OF_MODEL, OF_TRAINING, STAGES, VALUES, overrides_of
+from tests.laws.ranks_run import RANKS_RUN
 from tests.resume_law import RandomTokens, assert_resumes_exactly, run
 from tests.tiny import VOCAB_SIZE, fresh
 
@@ -124,11 +125,11 @@ def test_export_gives_equal_logits_or_is_refused(value):
 
 
 @pytest.mark.slow
-def test_two_ranks_and_shares_train_as_one_process(tmp_path):
+def test_two_ranks_and_shares_train_as_one_process(tmp_path, zygote):
     found = []
     for ranks in (1, 2):
         out = tmp_path / f"{ranks}.json"
-        run_ranks("tests/laws/ranks_run.py", ranks, "every_value", str(out))
+        run_ranks(zygote, tmp_path, ranks, "every_value", str(out), script=RANKS_RUN)
         found.append(json.loads(out.read_text()))
     alone, shared = found
     assert shared.keys() == set(OF_TRAINING)

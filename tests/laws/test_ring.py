@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.launch import run_ranks
-from tests.laws.ranks_run import RINGS
+from tests.launch import Zygote, run_ranks
+from tests.laws.ranks_run import RANKS_RUN, RINGS
 
 pytestmark = pytest.mark.slow
 WORLDS = (4, 2, 1)  # one device goes on from the others' checkpoints
@@ -16,12 +16,12 @@ CASES = [(modules, name) for modules in RINGS for name in RINGS[modules]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+def found(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ring")
     results = {}
     for world_size in WORLDS:
         out = folder / f"{world_size}.json"
-        run_ranks("tests/laws/ranks_run.py", world_size, "rings", str(out))
+        run_ranks(zygote, folder, world_size, "rings", str(out), script=RANKS_RUN)
         results[world_size] = json.loads(out.read_text())
     return results
 

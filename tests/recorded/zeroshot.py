@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,15 @@ def record() -> dict[str, Any]:
 
 
 def score_sets(model: GPT, tokenizer: Tokenizer, scratch: Path) -> dict[str, Any]:
+    from lm_eval import utils
     from lm_eval.api.instance import Instance
 
     from efftrain_cli.zeroshot.model import HarnessModel
     from efftrain_cli.zeroshot.score import score_task
     from efftrain_cli.zeroshot.tasks import find_specs, load_tasks
 
+    # The harness compiles its templates for each item: a third of the time.
+    utils.env.from_string = cache(utils.env.from_string)
     language_model = HarnessModel(model=model, tokenizer=tokenizer, context_length=128)
     found: dict[str, Any] = {}
     for spec in find_specs([], SETS):
