@@ -106,6 +106,7 @@ WRONG = {
     "race small smal": "did you mean small",
     "recipes show smal": "did you mean small",
     "recipes diff small smal": "did you mean small",
+    "recipes new x --tokens-per-parameter 0.09": "greater than or equal to 0.1",
     "import . --recipe smal": "did you mean small",
     "import no-such-folder": "no-such-folder",
     "pretrain --recipe small --name a/b": "is no portable file name",

@@ -50,7 +50,7 @@ def test_list_is_one_line_each_ones_own_first(mine):
     lines = cli("recipes list").stdout.splitlines()
     names = [line.split()[0] for line in lines]
     assert names[1:] == sorted(names[1:]) and {"quickstart", "gpt2-117m"} <= set(names)
-    assert lines[0].split(maxsplit=3) == ["mine", "957K", "3M", "(yours) My own recipe."]
+    assert lines[0] == f"{'mine':{max(map(len, names))}}   957K     3M  (yours) My own recipe."
     assert ": 957K parameters" in cli("pretrain mine --plan").stdout
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.prepare import print_corpus
 from tests.conftest import REPOSITORY, cli, python
 from tests.data.conftest import LINES, write_texts
 
@@ -69,6 +70,30 @@ def test_a_budget_beyond_the_corpus_is_refused_before_there_is_a_run(folder):
     with pytest.raises(RecipeError, match=r"epochs[^\n]*\n.*data\.repeat = true"):
         cli("pretrain tiny.toml --set train.tokens=100_000")
     assert not (folder / "runs").exists()
+
+
+def test_what_a_reader_needs_of_a_corpus_is_four_lines(capsys):
+    """The page's, and rows that were left out."""
+    about = {
+        "tokens": [4_490_000, 107_000],
+        "train": {"documents": 700},
+        "valid": {"documents": 29},
+        "split": "held out",
+        "disk_bytes": 9_200_000,
+        "tally": {"skipped": 2},
+        "warnings": [],
+        "problems": [],
+    }
+    print_corpus(about, seconds=15, command="efftrain pretrain quickstart --plan")
+    assert (
+        capsys.readouterr().out
+        == """\
+text    729 documents: 4.49M tokens for training, 107K for validation
+shards  9.2 MB in the cache; 15 s
+rows    2 that cannot be read are left out
+next    efftrain pretrain quickstart --plan
+"""
+    )
 
 
 @pytest.mark.slow

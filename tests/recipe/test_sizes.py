@@ -29,10 +29,10 @@ def lines_of(recipe: Recipe, parameters: int, tokens_per_parameter: float = 20) 
     ("parameters", "batch_tokens", "lr", "steps", "warmup_steps", "beta2"),
     [
         (100_000, 3_113, 0.024111, 642, 32, 0.99),
-        (400_000, 7_844, 0.015189, 1_020, 51, 0.99),
-        (1_000_000, 14_449, 0.011191, 1_384, 69, 0.99),
         (10_000_000, 67_066, 0.005194, 2_982, 149, 0.99),
         (100_000_000, 311_292, 0.002411, 6_425, 321, 0.99),
+        (218_576_200, 524_287, 0.001858, 8_338, 417, 0.99),
+        (218_576_500, 524_288, 0.001858, 8_338, 417, 0.95),
         (1_000_000_000, 1_444_888, 0.001119, 13_842, 692, 0.95),
     ],
 )
@@ -65,6 +65,7 @@ def test_the_shape_is_the_largest_that_fits(parameters, depth, width, count):
     assert scored_parameters(model, 1024) == count <= parameters
     above = shape_within(SMALL.model, 1024, count)
     assert (above.n_layer, above.n_embd) == (depth, width), "exactly as many fit too"
+    assert shape_within(SMALL.model, 1024, 1_000_000).n_embd == 2 * 64, "heads of 64 from here on"
 
 
 def test_a_text_is_read_four_times_at_most():
@@ -102,3 +103,10 @@ def test_sizes_that_follow_from_the_width_are_taken_out():
     lines = lines_of(llama, 100_000)
     assert lines["model.n_kv_head"] is False and lines["model.d_ff"] is False
     assert "model.head_dim" not in lines
+
+
+def test_a_small_budget_of_long_sequences_has_whole_numbers():
+    """19,696 parameters of one block: 1,970 tokens are less than one sequence of 8,192."""
+    lines = lines_of(load_recipe("small", ["model.seq_len=8192"]), 30_000, 0.1)
+    assert lines["train.tokens"] == 1_970
+    assert lines["train.batch_size"] == lines["optim.warmup_steps"] == lines["eval.every"] == 1
