@@ -72,7 +72,6 @@ def compare(
     fail_if: FailIf = None,
 ) -> None:
     """Compare trained runs: better, worse, equivalent or undecided; by how much, at what cost."""
-    from efftrain_cli.compare.comparison import EXPLORATORY
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.judge import claim_of
     from efftrain_cli.compare.sources import load_named_runs
@@ -99,7 +98,8 @@ def compare(
         allow=allow,
         maximize=maximize,
     )
-    comparison = replace(comparison, caveats=[*left_out, EXPLORATORY, *comparison.caveats])
+    caveats = [*left_out, "exploratory: nothing was fixed before these runs", *comparison.caveats]
+    comparison = replace(comparison, caveats=caveats)
     after = []
     if source is None and all(row.n == 1 for row in comparison.verdicts):
         labels = " ".join(arm.first.arm for arm in comparison.arms)

@@ -156,8 +156,7 @@ def rm(
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("nothing was removed: no terminal to ask on\n  give --yes")
-        which = "this run" if len(paths) == 1 else f"these {len(paths)} runs"
-        typer.confirm(f"Remove {which} for good?", abort=True)
+        typer.confirm("Remove for good?", abort=True)
     for path in paths:
         remove(path)
     print(f"removed {counted(len(paths), 'run')}")

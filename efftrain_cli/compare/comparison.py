@@ -34,9 +34,6 @@ from efftrain_cli.run.reading import CURVE, Run, differing_keys
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-EXPLORATORY = "exploratory: nothing was fixed before these runs"
-"""Caveat of every comparison of runs that were there."""
-
 
 @dataclass(frozen=True, eq=False)
 class Comparison:

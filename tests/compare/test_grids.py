@@ -66,7 +66,6 @@ def test_a_best_value_at_an_edge_is_marked_and_widened():
         (8, (8, 2, 1), "k=32"),
         (8, (8,), ""),
         (0.1, (0, 0.1), ""),
-        (0, (0, 0.1), ""),
         (True, (False, True), ""),
     ],
 )
