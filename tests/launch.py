@@ -89,25 +89,22 @@ def write_recipe(folder: Path, name: str = "r", extra: str = "", **replaced: str
     return path
 
 
-def run_ranks(
-    zygote: Zygote, folder: Path, world_size: int, *arguments: str, script: str = ""
-) -> None:
-    """Run `efftrain ARGUMENTS` in `folder`, or a script of the repository with them, in so many
-    processes, each with a rank in its environment; fails the test with what they said unless all
-    end well."""
+def start_ranks(
+    zygote: Zygote, folder: Path, world_size: int, *arguments: str, inject: str = ""
+) -> list[Process]:
+    """`efftrain ARGUMENTS` in `folder` as the ranks of one run, which have one output; `inject` is
+    run first in each."""
+    zygote.ask(do="import", module="torch._dynamo")  # once, for all that divide a model
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    inject = ""
-    if script:
-        inject = f"import runpy\nrunpy.run_path({str(REPOSITORY / script)!r}, run_name='__main__')"
-        inject += "\nraise SystemExit"
-    processes = [
-        zygote.start(
+    ranks = []
+    for rank in range(world_size):
+        process = zygote.start(
             *arguments,
             cwd=folder,
-            out=folder / f"{rank}.out",
-            err=folder / f"{rank}.err",
+            out=folder / "ranks.out",
+            err=folder / "ranks.err",
             inject=inject,
             WORLD_SIZE=str(world_size),
             MASTER_ADDR="127.0.0.1",
@@ -115,10 +112,23 @@ def run_ranks(
             RANK=str(rank),
             LOCAL_RANK=str(rank),
         )
-        for rank in range(world_size)
-    ]
-    codes = [process.wait(600) for process in processes]
-    assert not any(codes), "\n".join(process.said()[-2000:] for process in processes)
+        ranks.append(process)
+    return ranks
+
+
+def run_ranks(
+    zygote: Zygote, folder: Path, world_size: int, *arguments: str, script: str = ""
+) -> None:
+    """Run `efftrain ARGUMENTS` in `folder`, or a script of the repository with them, in so many
+    processes, each with a rank in its environment; fails the test with what they said unless all
+    end well."""
+    inject = ""
+    if script:
+        inject = f"import runpy\nrunpy.run_path({str(REPOSITORY / script)!r}, run_name='__main__')"
+        inject += "\nraise SystemExit"
+    ranks = start_ranks(zygote, folder, world_size, *arguments, inject=inject)
+    codes = [rank.wait(600) for rank in ranks]
+    assert not any(codes), ranks[0].said()[-4000:]
 
 
 def start_efftrain(folder: Path, *args: str, **env: str) -> subprocess.Popen[str]:

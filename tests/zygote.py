@@ -5,6 +5,7 @@ stdout."""
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -14,8 +15,8 @@ import traceback
 
 
 def child(request: dict) -> None:
-    out = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    err = os.open(request["err"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    out = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    err = os.open(request["err"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (out, 1), (err, 2)):
         os.dup2(source, target)
@@ -83,6 +84,9 @@ def main() -> None:
         request = json.loads(line)
         if request["do"] == "wait":
             answer = {"code": wait(request["pid"], request["timeout"])}
+        elif request["do"] == "import":
+            importlib.import_module(request["module"])
+            answer = {}
         else:
             pid = os.fork()
             if pid == 0:

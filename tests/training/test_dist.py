@@ -4,11 +4,17 @@ what the ranks exchange."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher import api
+from torch.distributed.launcher.api import LaunchConfig
 from typer import Exit
 
 from efftrain_cli.cli import options
@@ -17,8 +23,10 @@ from efftrain_cli.foundation.errors import LostProcessError, UsageError
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.plan import micro_batch_multiple
 from efftrain_cli.recipe.sections import Parallel
-from efftrain_cli.training import dist
-from efftrain_cli.training.launch import process_rank, refuse_several
+from efftrain_cli.training import dist, launch
+from efftrain_cli.training.launch import PARENT, process_rank, refuse_several
+from efftrain_cli.training.session import source_hash
+from tests.launch import start_ranks
 from tests.tiny import tiny_recipe
 
 RECIPE = tiny_recipe("model.n_layer=1", "train.tokens=10_000", "train.micro_batch_tokens=64")
@@ -82,6 +90,45 @@ def test_the_command_line_of_a_process_that_devices_start(monkeypatch):
     assert len(started) == 1
 
 
+@pytest.mark.parametrize(
+    "error, code, said",
+    [
+        (None, 0, ""),
+        (SignalException("", signal.SIGTERM), 75, ""),
+        (5, 5, ""),
+        (
+            -9,
+            137,
+            "error: rank 1 was ended by SIGKILL\n  resume the run from its last checkpoint\n",
+        ),
+    ],
+)
+def test_the_exit_code_is_that_of_the_first_to_fail(monkeypatch, capsys, error, code, said):
+    """F80, F95; 5 cores are 2 threads for each of 2 processes."""
+    for name in (PARENT, "OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(launch, "usable_cores", lambda: 5)
+    if isinstance(error, int):
+        failure = ProcessFailure(local_rank=1, pid=1, exitcode=error, error_file="")
+        error = ChildFailedError("efftrain", {1: failure})
+
+    def start(config: LaunchConfig, program: str) -> Callable[..., None]:
+        assert (config.nproc_per_node, config.max_nodes, config.max_restarts) == (2, 1, 0)
+
+        def run(*words: str) -> None:
+            assert words == ("-m", "efftrain_cli", "bench")
+            assert os.environ["OMP_NUM_THREADS"] == "2"
+            if error is not None:
+                raise error
+
+        return run
+
+    monkeypatch.setattr(api, "elastic_launch", start)
+    assert launch.launch(2, ["bench"]) == code
+    assert capsys.readouterr().err == said
+
+
 def test_a_command_of_one_process_is_refused_as_one_of_several(monkeypatch):
     """Else all of them would do the same in one folder."""
     refuse_several("sweep")
@@ -117,3 +164,89 @@ def test_halves_of_shards_have_equal_passes_on_every_rank():
     assert [micro_batch_multiple(recipe, ranks) for ranks in (1, 2, 3)] == [2, 2, 6]
     shards = replace(recipe, parallel=Parallel(strategy="shard"))
     assert [micro_batch_multiple(shards, ranks) for ranks in (2, 3)] == [4, 6]
+
+
+# --- real ranks, forked from one process: imports of PyTorch would take seconds -------------------
+
+COPIES = """
+import os
+import efftrain_cli.training.dist as dist
+from efftrain_cli.model.gpt import GPT
+dist.BUCKET = 5000
+drawn, rank = GPT.initial_weights, int(os.environ["RANK"])
+GPT.initial_weights = lambda self, seed: drawn(self, seed + rank)
+"""
+"""Several buckets, and other weights on each rank: those of rank 0 count."""
+DROPPING = "[progressive_layer_drop]\ntheta = 0.5\nsteps = 4\n"
+SHARDS = {"extra": '[parallel]\nstrategy = "shard"\n', "batch_size": "3"}
+RANKS = {
+    "copies": (2, {"extra": DROPPING}, COPIES),
+    # Four micro-batches of 1, 1, 1 and 0 sequences.
+    "shards": (2, {**SHARDS, "micro_batch_tokens": "32"}, ""),
+    "ring": (3, {"extra": "[ouroboros]\nmodules = 4\n", "n_layer": "4"}, ""),
+}
+
+
+@pytest.mark.parametrize("kind", RANKS)
+def test_ranks_train_what_one_process_trains(lab, kind):
+    """F9, F68: six steps, from whose checkpoint one process goes on."""
+    count, values, inject = RANKS[kind]
+    recipe = lab.recipe(every="4", **values)
+    words = [word for word in lab.words("r", recipe) if word != "--no-probe"]
+    ranks = start_ranks(lab.zygote, lab.folder, count, *words, "--steps", "6", inject=inject)
+    assert [rank.wait() for rank in ranks] == [0] * count, ranks[0].errors
+    lab.train("whole", "--steps", "8", recipe=recipe)
+    meaning = "the last bits of the results may differ"
+    if kind == "copies":
+        meaning = "[progressive_layer_drop] reads micro-batches: the results may differ by more"
+    note = f"note: continued with world_size {count} -> 1: {meaning}"
+    assert note in lab.resume("r", "--steps", "8").errors
+    for have, want in zip(lab.rows("r"), lab.rows("whole"), strict=True):
+        for name in ("loss", "grad_norm", "val_loss", "adam_sqrt_v_l1", "adam_sqrt_v_max"):
+            if want.get(name) is not None:
+                assert have[name] == pytest.approx(want[name], rel=1e-5), (have["step"], name)
+    found, expected = lab.tensors("r", 8), lab.tensors("whole", 8)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+FAULTS = """
+import os
+import efftrain_cli.training.dist as dist
+import efftrain_cli.training.loop as loop
+import efftrain_cli.training.session as session
+dist.GRACE = 0.5
+
+def fail(*args):
+    raise RuntimeError("DefaultCPUAllocator: not enough memory")
+
+if os.environ["RANK"] == "1":
+    FAULT
+"""
+
+
+@pytest.mark.parametrize(
+    "fault, codes, said",
+    [
+        (
+            "session.source_hash = lambda: 'another'",
+            [2, 2],
+            f"error: the processes of this run differ: source: another on rank 1, {source_hash()}"
+            " on rank 0\n  start all of them by one command, from the same installation and data\n",
+        ),
+        (
+            "loop.update = fail",
+            [1, 5],
+            "error: rank 1: out of memory in the largest micro-batch planned, 2 sequences of 32"
+            " tokens: DefaultCPUAllocator: not enough memory\n  set train.micro_batch_tokens = 32"
+            " (now 64), or train.activation_checkpointing = true (slower, much less memory)\n",
+        ),
+    ],
+    ids=["of all", "of one"],
+)
+def test_an_error_is_said_once(lab, fault, codes, said):
+    """F80, F82: by rank 0 if all ranks have it; else by each that has one of its own."""
+    ranks = start_ranks(
+        lab.zygote, lab.folder, 2, *lab.words(), inject=FAULTS.replace("FAULT", fault)
+    )
+    assert [rank.wait() for rank in ranks] == codes
+    assert ranks[0].errors == said
