@@ -296,10 +296,8 @@ def stopped_error(run: RunDirectory | None, step: int) -> StoppedError:
     where = "before the first step"
     if step:
         where = f"after step {step}, which is saved"
-    name = ""
+    fix = ""
     if run is not None:
-        name = run.name
         run.event("signal", {"signal": reason, "step": step})
-    return StoppedError(
-        f"stopped by {reason} {where}\n  continue: efftrain pretrain --resume {name}"
-    )
+        fix = f"\n  continue: efftrain pretrain --resume {run.name}"
+    return StoppedError(f"stopped by {reason} {where}{fix}")
