@@ -80,7 +80,6 @@ def cut_recipe(recipe: Recipe, half: int, devices: int) -> Recipe:
     return replace(
         recipe,
         train=replace(recipe.train, batch_size=batch_size, micro_batch_tokens=sequences * seq_len),
-        data=replace(recipe.data, repeat=True),
         eval=replace(recipe.eval, every=half, windows=min(recipe.eval.windows, 4)),
         checkpoint=Checkpoint(),
         wandb=replace(recipe.wandb, mode="off"),

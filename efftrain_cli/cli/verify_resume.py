@@ -42,8 +42,7 @@ def verify_resume(
 
     recipe = chosen_recipe(recipe_argument, recipe_option)
     loaded = load_recipe(recipe, set_ or [])  # before PyTorch is imported, which takes seconds
-    if devices > 1:
-        check_devices(device, devices)
+    check_devices(device, devices)
     from efftrain_cli.foundation.console import print_folded
     from efftrain_cli.verify_resume import verify_resume as verify
 
