@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from efftrain_cli import __version__
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import limits_of, prepare
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.console import human, make_console
+from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan
@@ -34,8 +33,6 @@ from efftrain_cli.training.gradient import Gradient
 from efftrain_cli.training.memory import building_errors
 from efftrain_cli.training.state import TrainState
 
-SLOW_TO_VERIFY = 10**9
-"""From so many tokens on, verification takes seconds and is announced."""
 BF16_WIDTH = 256
 """Narrowest model, n_embd, that gains by bf16: conversions cost more than products save below."""
 
@@ -118,8 +115,6 @@ def prepare_session(
     if corpus is None:
         corpus = prepare(recipe.data, limits=limits_of(recipe), console=make_console())
     if dist.is_main():
-        if corpus.train.tokens >= SLOW_TO_VERIFY:
-            make_console().print(f"verifying {human(corpus.train.tokens)} tokens")
         # Here rather than in the first steps, whose seconds are measured.
         corpus.verify(full=verify == "full")
     if dist.world_size() > 1:
@@ -150,10 +145,7 @@ def prepare_session(
 def source_hash() -> str:
     """Return a hash of this package's Python files: the version does not change with edits."""
     package = Path(__file__).resolve().parent.parent
-    sha = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        sha.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
-    return sha.hexdigest()[:16]
+    return text_digest("".join(path.read_text() for path in sorted(package.rglob("*.py"))))
 
 
 def cut_warning(recipe: Recipe, summary: PlanSummary) -> str:

@@ -1,17 +1,20 @@
-"""The time that a probe foretells."""
+"""What is found out and checked before step 1: probes, ranks, the origin."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from efftrain_cli.foundation.step import Progress
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.step import Batch, Progress, StepPlan
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.plan import model_config
-from efftrain_cli.training import origin, session
+from efftrain_cli.plan.preview import summarize_plan
+from efftrain_cli.training import dist, origin, session
 from efftrain_cli.training.session import bf16_speedup, probe_seconds
-from tests.tiny import CPU, VOCAB_SIZE, fresh, tiny_recipe
+from tests.tiny import CPU, METHODS, VOCAB_SIZE, fresh, tiny_recipe
 
 STAGES = "stages=[{model={n_layer=1}, switch={rule='steps', value=2}}, {operators=['depth']}]"
 SPENT = 64
@@ -56,6 +59,78 @@ def test_what_bf16_would_gain_on_a_cpu(monkeypatch, overrides, has_units, speedu
     here = SimpleNamespace(recipe=recipe, device=CPU)
     plan = SimpleNamespace(tokens=640)
     assert bf16_speedup(here, fresh(recipe), plan, 640.0) == speedup  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "overrides, ranks, share, plan",
+    [([], 3, (2, 16), (6, 3)), (METHODS["simigrad"], 1, (4, 16), (4, 2))],
+    ids=["three ranks", "halves"],
+)
+def test_a_probe_times_its_second_pass(monkeypatch, overrides, ranks, share, plan):
+    """Two sequences of 16 tokens on each rank; of SimiGrad also in each half, as it holds the
+    gradient of one while it computes the other's."""
+    recipe = tiny_recipe(*overrides)
+    passes = []
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+
+    def gradient(_: object, __: object) -> object:
+        def compute(batch: Batch, plan: StepPlan) -> None:
+            clock.now += 9.6 if passes else 60.0
+            passes.append((batch.tokens.shape, (plan.batch_size, plan.accumulation_steps)))
+
+        return compute
+
+    monkeypatch.setattr(session, "time", clock)
+    monkeypatch.setattr(session, "Gradient", gradient)
+    state = fresh(recipe)
+    monkeypatch.setattr(dist, "world_size", lambda: ranks)
+    here: Any = SimpleNamespace(recipe=recipe, device=CPU)
+    seconds = session.probe(here, state, summarize_plan(recipe))
+    assert passes == [(share, plan)] * 2
+    assert seconds == pytest.approx(9.6 / (16 * plan[0]))
+
+
+SHARD = "parallel.strategy=shard"
+
+
+@pytest.mark.parametrize(
+    "method, more, ranks",
+    [
+        # Four micro-batches of 2 sequences on 1 or 2 ranks, six on 3.
+        ("layer dropping", [], 3),
+        # Ranks that divide the model run the same blocks.
+        ("layer dropping", [SHARD], 2),
+        # 12 sequences are 6 micro-batches, and 8 of which each rank has 4, 2 of each half.
+        ("simigrad", [SHARD], 2),
+        ("", ["layer dropping"], 1),
+        ("", ["layer dropping"], 2),
+        ("", ["simigrad"], 2),
+        ("", ["muon"], 3),
+    ],
+)
+def test_a_cut_that_matters_and_is_another_is_warned_of(monkeypatch, method, more, ranks):
+    overrides = [word for name in more for word in METHODS.get(name, [name])]
+    recipe = tiny_recipe(*METHODS.get(method, []), *overrides)
+    monkeypatch.setattr(dist, "world_size", lambda: ranks)
+    warning = session.cut_warning(recipe, summarize_plan(recipe))
+    name = {"layer dropping": "progressive_layer_drop"}.get(method, method)
+    assert warning.startswith(f"[{name}] depends on how") == bool(method) == bool(warning)
+
+
+@pytest.mark.parametrize("method, fewest", [("none", 8), ("simigrad", 4)])
+def test_as_many_ranks_as_the_smallest_step_has_sequences(monkeypatch, method, fewest):
+    """F90."""
+    recipe = tiny_recipe(*METHODS[method])
+    summary = summarize_plan(recipe)
+    monkeypatch.setattr(dist, "world_size", lambda: fewest)
+    session.check_ranks(recipe, summary)
+    monkeypatch.setattr(dist, "world_size", lambda: fewest + 1)
+    with pytest.raises(UsageError) as raised:
+        session.check_ranks(recipe, summary)
+    assert str(raised.value) == (
+        f"a step of {fewest} sequences cannot be shared by {fewest + 1} devices\n"
+        f"use at most --devices {fewest}, or raise train.batch_size"
+    )
 
 
 def test_the_origin_has_the_bytes_of_the_scored_targets(tmp_path, monkeypatch):
