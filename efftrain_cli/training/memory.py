@@ -4,7 +4,6 @@ out."""
 from __future__ import annotations
 
 import resource
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,15 +47,12 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 def peak_resident_bytes() -> int:
     """Return the largest resident size of this process so far, bytes."""
     status = Path("/proc/self/status")
-    if status.exists():
-        # Not getrusage if this file exists: its peak begins with that of the parent process.
-        lines = status.read_text().splitlines()
-        line = next(line for line in lines if line.startswith("VmHWM"))
-        return 1024 * int(line.split()[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if sys.platform == "darwin":
-        return peak
-    return 1024 * peak
+    if not status.exists():  # macOS
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # On Linux that begins with the peak of the parent process.
+    lines = status.read_text().splitlines()
+    line = next(line for line in lines if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
 
 
 def checkpoints_activations(

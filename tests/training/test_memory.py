@@ -91,6 +91,26 @@ def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(monkeypatch, me
     assert checkpoints_activations(recipe, GPT_2, CPU, dtype="bf16", compiled=False) is False
 
 
+@pytest.mark.parametrize("memory, want", [(60.0e9, False), (52.0e9, True)])
+def test_shards_need_their_part_of_the_state(monkeypatch, memory, want):
+    """Of 71.8 GB in bf16, 24.9 GB of weights, gradients and moments lie on 8 devices: 50.0 GB
+    each."""
+    properties = SimpleNamespace(total_memory=int(memory))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(dist, "world_size", lambda: 8)
+    for strategy, expected in (("replicate", True), ("shard", want)):
+        recipe = load_recipe("gpt2-1.5b", [f"parallel.strategy={strategy}"])
+        found = checkpoints_activations(recipe, GPT_2, CUDA, dtype="bf16", compiled=True)
+        assert found is expected
+
+
+def test_the_peak_where_there_is_no_proc(monkeypatch, tmp_path):
+    """macOS counts in bytes."""
+    monkeypatch.setattr(memory, "Path", lambda path: tmp_path / "none")
+    monkeypatch.setattr(memory.resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=2048))
+    assert memory.peak_memory(CPU) == {"host_bytes": 2048}
+
+
 @pytest.mark.parametrize(
     "text",
     [
