@@ -122,7 +122,7 @@ def newest_recipe(run: Path) -> Recipe:
         except NewerFormatError:
             raise
         except CheckpointError:
-            continue
+            pass
     return read_recipe(run)
 
 

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -194,8 +195,6 @@ def package_commit() -> str | None:
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None  # no git here, or a file system that does not answer
-    return result.stdout.strip()
+    with suppress(OSError, subprocess.CalledProcessError):  # no git here, or another user's folder
+        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
+    return None

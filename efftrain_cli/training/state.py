@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from efftrain_cli.foundation.console import listed
 from efftrain_cli.foundation.errors import CheckpointError, ReplicaError
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.foundation.tensors import Tensors
@@ -143,7 +144,7 @@ def fill(
             tensors[name].copy_(part)
             missing.discard(name)
     if missing:
-        raise CheckpointError(f"tensors are missing: {', '.join(sorted(missing)[:5])}")
+        raise CheckpointError(f"tensors are missing: {listed(sorted(missing))}")
 
 
 def check_copies(state: TrainState) -> None:
@@ -152,7 +153,7 @@ def check_copies(state: TrainState) -> None:
     Raises:
         ReplicaError: they do not.
     """
-    if state.division is not None or dist.world_size() == 1:
+    if state.division is not None:
         return
     sums = []
     for weight in state.weights().values():
