@@ -9,12 +9,15 @@ import re
 import select
 import signal
 import struct
+import sys
 import termios
 from collections.abc import Iterator
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import UsageError
@@ -84,9 +87,16 @@ def test_a_run_that_is_a_symbolic_link(tmp_path):
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["recipe.toml"]
 
 
-def test_a_taken_name_is_never_overwritten(random_run):
-    """F33."""
+def test_a_taken_name_is_never_overwritten(random_run, monkeypatch):
+    """F33; F31: and a run that another process owns is not continued, said before PyTorch is
+    imported."""
     before = contents(random_run)
+    monkeypatch.setitem(sys.modules, "efftrain_cli.pretrain", None)
+    with RunDirectory.open("r"):
+        assert call("pretrain", "--resume", "r")[0] == 7
+        monkeypatch.setenv("EFFTRAIN_PARENT", "1")  # whose launcher has asked
+        with pytest.raises(ModuleNotFoundError):
+            call("pretrain", "--resume", "r")
     code, message = call("pretrain", "--recipe", "small", "--name", "r")
     assert code == 2 and "--resume r" in message and "r-2" in message
     assert contents(random_run) == before
@@ -235,7 +245,11 @@ def test_lines_of_a_long_run(monkeypatch, capfd):
 
         monkeypatch.setattr(screen, "_print_line", print_line)
         row = {"tokens": 1, "loss": 3.0, "val_loss": None, "tokens_per_second": 1e4}
-        for step in range(1, 10**6 + 1, 100):
+        for second in range(1, 168):
+            now[0] = float(second)
+            screen.show({**row, "step": second})
+        assert printed == [*range(1, 121, 10), 139, 167], "more often in the first two minutes"
+        for step in range(168, 10**6, 100):
             now[0] += 7.0
             screen.show({**row, "step": step})
         screen._ended.set()
@@ -256,6 +270,21 @@ def test_the_time_left_goes_by_the_pace_after_the_first_step(monkeypatch):
         screen._ended.set()
     assert "ETA" not in shown[0]
     assert shown[1].endswith("ETA 1 min 38 s") and shown[2].endswith("ETA 1 min 37 s")
+
+
+def test_a_narrow_bar_keeps_the_time_left(monkeypatch):
+    """Its line has 46 columns, 8 of which are the bar's."""
+    now = [0.0]
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
+    console = Console(width=46, file=StringIO(), force_terminal=True)
+    with TrainingDisplay(console, total_tokens=100, tokens=0, steps=100) as screen:
+        for step in (1, 2):
+            now[0] += 1.0
+            row = {"step": step, "tokens": step, "loss": 3.0, "tokens_per_second": 1.35e4}
+            screen.show({**row, "val_loss": 4.0})
+        assert screen._text() == "step 2/100  loss 3.000  ETA 1 min 38 s"
+        console.width = 80
+        assert screen._text().split("  ")[2:4] == ["val 4.000", "13.5K tok/s"]
 
 
 def test_a_line_while_nothing_happens(monkeypatch, capfd):

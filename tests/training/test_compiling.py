@@ -15,7 +15,7 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import choose_determinism
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training import compiling, objective
-from efftrain_cli.training.compiling import compiles
+from efftrain_cli.training.compiling import compiles, compiles_blocks
 from efftrain_cli.training.objective import Compute, Objective
 from tests.tiny import changed, fresh, tiny_recipe
 
@@ -125,6 +125,10 @@ def test_all_lengths_are_compiled_at_half_of_the_longest(monkeypatch):
         tokens = torch.zeros(2, length, dtype=torch.int64)
         compute(tokens, tokens, None, None)
     assert shapes == [(2, 16), (2, 8), (2, 4), (2, 6)]
+
+
+def test_deep_models_are_compiled_by_blocks():
+    assert [compiles_blocks(RECIPE, n_layer) for n_layer in (24, 25)] == [False, True]
 
 
 def test_deterministic_recipes_have_the_compiler_time_no_kernels(compiles_by):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from efftrain_cli.recipe.recipe import Recipe
@@ -51,6 +53,20 @@ def test_a_staged_recipe_trains_through_all_its_stages():
         assert growth.preserves_loss
         assert growth.val_loss_after == pytest.approx(growth.val_loss_before, abs=1e-5)
         assert "warning" not in growth_message(growth)
+    for change, more in (
+        ({"val_loss_after": 3.0009}, ""),
+        ({"val_loss_after": 3.0011}, "\n  warning: the loss should have stayed the same"),
+        (
+            {"val_loss_after": 9, "preserves_loss": False},
+            "\n  (these variants do not keep the loss)",
+        ),
+    ):
+        growth = replace(growths[0], val_loss_before=3.0, parameters_before=1500, **change)
+        after = f"{growth.parameters_after:,} parameters, val loss 3.0000 -> "
+        assert growth_message(growth) == (
+            f"grown at step 8 (depth): 1,500 -> {after}{growth.val_loss_after:.4f};"
+            f" the schedule continues from step 6{more}"
+        )
     assert growths[0].parameters_after == growths[1].parameters_before
     last = build_model(RECIPE, VOCAB_SIZE, CPU, 2)
     assert growths[1].parameters_after == sum(p.numel() for p in last.parameters())
