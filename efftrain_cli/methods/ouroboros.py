@@ -153,8 +153,6 @@ class Ouroboros(Method):
 
     def in_flight_bytes(self, shape: GPTConfig) -> int:
         """See `Method`: tau_k fp32 gradients of each module."""
-        if self.modules == 1:
-            return 0
         rows = shape.padded_vocab_size
         if shape.position_facts.has_table:
             rows += shape.seq_len
