@@ -211,12 +211,11 @@ class SimiGrad(Method):
         dots = result.simigrad_dots
         measured: tuple[float | None, ...] = (None, None, None)
         phi = noise = None
-        if dots is not None:
+        if dots is not None and all(map(math.isfinite, dots)):
             smaller_half = batch_size // 2
+            measured = dots
             phi = similarity(dots)
             noise = noise_scale(dots, batch_size - smaller_half, smaller_half)
-            if all(map(math.isfinite, dots)):
-                measured = dots
         return {
             "simigrad_similarity": phi,
             "simigrad_a_dot_b": measured[0],
@@ -273,7 +272,7 @@ def noise_scale(dots: Dots, sequences_a: int, sequences_b: int) -> float | None:
     <A,B> is not positive: too noisy to tell.
     """
     a_dot_b, a_square, b_square = dots
-    if not all(map(math.isfinite, dots)) or a_dot_b <= 0:
+    if a_dot_b <= 0:
         return None
     square_of_difference = a_square + b_square - 2 * a_dot_b
     return square_of_difference / (1 / sequences_a + 1 / sequences_b) / a_dot_b
