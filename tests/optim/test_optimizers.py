@@ -35,6 +35,23 @@ def test_a_step_that_is_not_finite_changes_nothing(optimizer, gradient, nonfinit
         assert torch.equal(tensor, before[name]) != moves, name
 
 
+@pytest.mark.parametrize(
+    "settings", [["optim.beta2_tokens=500"], METHODS["muon"], ["optim.name=lion"]]
+)
+def test_state_scales_with_its_power_of_the_gradient(settings):
+    recipe = tiny_recipe(*settings)
+    tensors = []
+    for scale in (1, 2):
+        state = fresh(recipe)
+        for parameter in state.model.parameters():
+            parameter.grad = torch.full_like(parameter, scale)
+        state.optimizer.step(1e-3, torch.zeros(()), recipe.optim.beta2_at(128))
+        tensors.append(state.optimizer.tensors())
+    for name, tensor in tensors[0].items():
+        power = state.optimizer.gradient_powers[name.partition(".")[0]]
+        torch.testing.assert_close(tensors[1][name], tensor * 2**power)
+
+
 def test_tensors_are_grouped_up_to_a_size():
     """6 is alone, 2 + 2 fit into 4, 5 is alone, and 1 + 3 fit again."""
     groups = list(split_by_size([6, 2, 2, 5, 1, 3], 4))
