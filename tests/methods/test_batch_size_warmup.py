@@ -37,44 +37,6 @@ def test_the_edges_of_an_increase():
     assert sizes == [16, 16, 32, 240, 256, 256]
 
 
-RAMP = {"increment": 8, "sequences": 8000}
-
-
-@pytest.mark.parametrize(
-    "keys, key, rule",
-    [
-        ({**RAMP, "start": 65}, "start", "65 sequences is above the final batch"),
-        (
-            {**RAMP, "increment": 5},
-            "increment",
-            "5 does not divide the 56 sequences between start = 8 and train.batch_size = 64,",
-        ),
-        (
-            {**RAMP, "sequences": 8001},
-            "sequences",
-            "8,001 is beyond the budget: the ramp alone trains 1,024,128 tokens, train.tokens is"
-            " 1,024,000; lower it to at most 8,000,",
-        ),
-        ({"increment": 8}, "sequences", "or switch is needed, and not both"),
-        ({**RAMP, "switch": (100, 200)}, "sequences", "or switch is needed, and not both"),
-        (
-            {"increment": 28, "switch": (100,)},
-            "switch",
-            "has 1 entries, and from start = 8 it takes 2 of increment = 28",
-        ),
-        ({"increment": 28, "switch": (100, 100)}, "switch", "rises from above 0 to below"),
-        ({"increment": 28, "switch": (100, 1_024_000)}, "switch", "rises from above 0 to below"),
-        (RAMP, "", ""),
-    ],
-)
-def test_ramps_that_do_not_fit_the_recipe_are_problems(keys, key, rule):
-    sizes = ["model.seq_len=128", "train.batch_size=64", "train.tokens=1_024_000"]
-    warmup = BatchSizeWarmup(**{"start": 8, **keys})
-    problems = dict(warmup.problems(tiny_recipe(*sizes)))
-    assert list(problems) == ([f"batch_size_warmup.{key}"] if key else [])
-    assert "".join(problems.values()).startswith(rule)
-
-
 def test_the_batch_switches_at_the_first_step_after_so_many_tokens():
     """Steps of 2, 5 and 8 sequences of 16 tokens: 32, 80 and 128 tokens. The second batch begins
     after 5 steps (160 tokens, at least 150), the third 3 steps later (400 tokens)."""

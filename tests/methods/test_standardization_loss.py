@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.model.gpt import GPT
@@ -219,11 +218,6 @@ def test_compiled_by_blocks_all_blocks_share_a_graph(monkeypatch):
 
 
 # --- the recipe ---
-
-
-def test_a_gate_has_no_site():
-    with pytest.raises(RecipeError, match="c_up is no site"):
-        changed(with_loss(sites="all_linear"), "model.mlp=swiglu")
 
 
 def test_the_two_recipes_differ_by_the_loss_alone():

@@ -4,7 +4,6 @@ their schedules in a short run."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -99,6 +98,11 @@ stages.2.switch={rule = 'slope', value = -0.05}
 """
 
 
+def told(lines: list[str]) -> str:
+    """Join the indented lines of a case; the others are overrides."""
+    return " ".join(line.strip() for line in lines if line.startswith(" "))
+
+
 def test_assumptions_and_warnings():
     for case in SAID.strip().split("\n\n"):
         lines = case.splitlines()
@@ -108,8 +112,291 @@ def test_assumptions_and_warnings():
             found += [f"assumed: {line}" for line in method.assumptions(recipe)]
         for method in recipe.methods.values():
             found += [f"warning: {line}" for line in method.warnings(recipe)]
-        expected = " ".join(line.strip() for line in lines if line.startswith(" "))
-        assert " ".join(found) == expected, lines[0]
+        assert " ".join(found) == told(lines), case
+
+
+STAGED = (
+    "stages=[{model = {n_layer = 1, n_head = 1, n_embd = 8},"
+    " switch = {rule = 'tokens', value = 256}},"
+    " {operators = ['depth'], switch = {rule = 'steps', value = 4}}, {operators = ['width']}]"
+)
+REFUSED = """
+batch_size_warmup={start = 9, increment = 3, sequences = 40}
+    batch_size_warmup.start: 9 sequences is above the final batch, train.batch_size = 8; start below
+    it
+
+batch_size_warmup={start = 2, increment = 4, sequences = 40}
+    batch_size_warmup.increment: 4 does not divide the 6 sequences between start = 2 and
+    train.batch_size = 8, so the ramp would not end at it
+
+batch_size_warmup={start = 2, increment = 3, sequences = 41}
+    batch_size_warmup.sequences: 41 is beyond the budget: the ramp alone trains 656 tokens,
+    train.tokens is 640; lower it to at most 40, or raise train.tokens
+
+batch_size_warmup={start = 2, increment = 3, sequences = 641}
+seq_len_warmup.steps=3
+    batch_size_warmup.sequences: 641 is beyond the budget: the ramp alone trains 641 tokens,
+    train.tokens is 640; lower it to at most 640, or raise train.tokens
+
+batch_size_warmup={start = 2, increment = 3}
+    batch_size_warmup.sequences: or switch is needed, and not both: the length of the ramp in
+    sequences, or the tokens after which the batch grows
+
+batch_size_warmup={start = 2, increment = 3, sequences = 40, switch = [100, 200]}
+    batch_size_warmup.sequences: or switch is needed, and not both: the length of the ramp in
+    sequences, or the tokens after which the batch grows
+
+batch_size_warmup={start = 2, increment = 3, switch = [100]}
+    batch_size_warmup.switch: has 1 entries, and from start = 2 it takes 2 of increment = 3 to
+    train.batch_size = 8
+
+batch_size_warmup={start = 2, increment = 3, switch = [100, 100]}
+    batch_size_warmup.switch: rises from above 0 to below train.tokens = 640
+
+batch_size_warmup={start = 2, increment = 3, switch = [100, 640]}
+    batch_size_warmup.switch: rises from above 0 to below train.tokens = 640
+
+seq_len_warmup={}
+    seq_len_warmup.steps: steps is missing: the optimizer step at which the full length is reached
+
+seq_len_warmup={steps = 9, until = [5]}
+    seq_len_warmup.until: until = [5] needs pacing = "discrete", but pacing is "linear"
+
+seq_len_warmup={pacing = "discrete"}
+    seq_len_warmup.pacing: pacing = "discrete" needs lengths, such as [128, 1024], and until, such
+    as [15000]
+
+seq_len_warmup={pacing = "discrete", lengths = [8, 16]}
+    seq_len_warmup.lengths: lengths has 2 phases and until 0 ends; until names the last step of each
+    phase but the final one, so it needs 1
+
+seq_len_warmup={pacing = "discrete", lengths = [8, 16], until = [2], steps = 9}
+    seq_len_warmup.steps: steps = 9 has no effect with pacing = "discrete"; until says when to
+    lengthen
+
+seq_len_warmup={pacing = "discrete", lengths = [0, 8, 16], until = [0, 0]}
+    seq_len_warmup.lengths: lengths = [0, 8, 16]: a length is at least 1 token; until = [0, 0]:
+    steps are 1 or more and rise from phase to phase
+
+seq_len_warmup={steps = 3, batch = "tokens", mode = "truncate"}
+    seq_len_warmup.batch: batch = "tokens" fills a step with further sequences of the same windows,
+    and mode = "truncate" drops them; set mode = "reshape", or batch = "sequences"
+
+seq_len_warmup={steps = 3, start = 17}
+    seq_len_warmup.start: 17 tokens is above the full length, model.seq_len = 16; start below it
+
+seq_len_warmup={pacing = "discrete", lengths = [17, 16], until = [1]}
+    seq_len_warmup.lengths: [17, 16]: the last must be model.seq_len = 16, which validation uses,
+    and none may be above it
+
+seq_len_warmup={pacing = "discrete", lengths = [8, 8], until = [1]}
+    seq_len_warmup.lengths: [8, 8]: the last must be model.seq_len = 16, which validation uses, and
+    none may be above it
+
+seq_len_warmup={pacing = "discrete", lengths = [8, 16], until = [11]}
+    seq_len_warmup.until: [11] is beyond the budget: the warmup alone trains 704 tokens,
+    train.tokens is 640; end the warmup earlier, or raise train.tokens
+
+ouroboros.modules=5
+    ouroboros.modules: must be at most model.n_layer + 2 = 4: embedding and head can stand alone,
+    the modules between need a block
+
+ouroboros={modules = 3, split = [1, 1, 1]}
+    ouroboros.split: must add up to model.n_layer = 2 blocks, not 3
+
+ouroboros={modules = 3, split = [2, 2]}
+    ouroboros.split: split [2, 2] names 2 modules, and modules = 3
+
+ouroboros={modules = 3, split = [1, 0, 1]}
+    ouroboros.split: split [1, 0, 1]: only the first and the last module can do without a block, as
+    they have embedding and head
+
+chunked_accumulation.forward.fast_accumulation=true
+    chunked_accumulation.fidelity: fidelity = "blocked" knows no fast_accumulation, given in
+    forward: it is a switch of GPUs and needs fidelity = "hardware"; emulation takes bits and chunk
+
+chunked_accumulation={fidelity = "hardware", operands = "fp8_e5m2", forward = {bits = 9}}
+    chunked_accumulation.fidelity: fidelity = "hardware" cannot choose bits, chunk and
+    exponent_bits, given in forward: a GPU adds as it is built; leave them out and say
+    fast_accumulation = true or false; fidelity = "hardware" needs operands = "fp8_e4m3", not
+    "fp8_e5m2": fp8 matrix units take it for activations and weights, and none multiplies e5m2 by
+    e5m2
+
+chunked_accumulation={fidelity = "hardware"}
+    chunked_accumulation.fidelity: fidelity = "hardware" needs operands = "fp8_e4m3", not "fp32":
+    fp8 matrix units take it for activations and weights, and none multiplies e5m2 by e5m2; fidelity
+    = "hardware" needs gradient_operands "fp8_e5m2" or "fp8_e4m3", not "fp32"
+
+chunked_accumulation.layers=inner
+    chunked_accumulation.layers: leaves none of 2 blocks: the first and the last stay fp32; take
+    "all", or a deeper model
+
+standardization_loss={weight = 1, sites = "all_linear"}
+model.mlp=swiglu
+    standardization_loss.sites: must be "preact" or "ln_input" with mlp = "swiglu": c_up is no site
+
+simigrad={target = 0.5, min_batch_size = 9, max_batch_size = 16}
+    train.batch_size: must lie within SimiGrad's bounds, 9 to 16 sequences: SimiGrad starts from it
+
+simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 7}
+    train.batch_size: must lie within SimiGrad's bounds, 2 to 7 sequences: SimiGrad starts from it
+
+simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 16, quantum = 3}
+    train.batch_size: must be a multiple of simigrad.quantum = 3: SimiGrad starts from it
+
+simigrad={target = 0.5, min_batch_size = 9, max_batch_size = 8}
+    simigrad.min_batch_size: min_batch_size 9 is above max_batch_size 8; swap them, or set both to
+    one value for a fixed batch
+
+simigrad={target = 0.5, min_batch_size = 9, max_batch_size = 11, quantum = 4}
+    simigrad.quantum: no multiple of quantum 4 lies between min_batch_size 9 and max_batch_size 11;
+    choose a smaller quantum or wider bounds
+
+stages=[{}]
+    stages: one stage is not staged training: add a second [[stages]] with operators, or remove this
+    one
+
+staged
+stages.0.operators=["depth"]
+    stages: stage 0 has operators, but nothing to grow from; write them into the stage that they
+    begin
+
+staged
+stages.1.operators=[]
+    stages: stage 1 has no operators; say how its model grows, as in operators = ["depth"] or the
+    operators end at n_layer = 1, but [model] has 2: the last stage trains [model]; change stage 0's
+    model or the operators
+
+staged
+stages.1.operators=["width:1.5"]
+    stages.1.operators: item 1 'width:1.5': the factor must be a whole number: the operators repeat
+    whole copies; write 'width' or 'width:3'
+
+staged
+stages.1.operators=["pad"]
+    stages.1.operators: item 1 'pad': write the new size, as in 'pad:192'
+
+staged
+stages.1.operators=["depth:1"]
+    stages.1.operators: item 1 'depth:1': the factor must be 2 or more; growth makes no model
+    smaller
+
+staged
+stages.1.operators=["deep"]
+    stages.1.operators: item 1 'deep' is not a growth operator; there are width and depth, with a
+    factor as in 'width:3', and with a size pad:192, d_ff:512 and n_kv_head:4
+
+staged
+stages.0.switch=false
+    stages: stage 0 has no switch; say when it ends, as in switch = { rule = "tokens", value =
+    "100M" }
+
+staged
+stages.2.switch={rule = "steps", value = 50}
+    stages: stage 2 is the last and ends with train.tokens; remove its switch
+
+staged
+stages.0.model.n_layer=3
+    stages: the operators end at n_layer = 6, but [model] has 2: the last stage trains [model];
+    change stage 0's model or the operators
+
+staged
+stages.1.model.n_layer=3
+    stages: stage 1: model.n_layer = 3, but its operators make 2 of the stage before
+
+staged
+stages.0.model.n_head=3
+    stages: stage 0: n_head = 3 must divide n_embd = 8: every head has n_embd / n_head channels; or
+    set head_dim or stage 1: n_head = 3 must divide n_embd = 8: every head has n_embd / n_head
+    channels; or set head_dim or the operators end at n_head = 6, but [model] has 2: the last stage
+    trains [model]; change stage 0's model or the operators or the operators end at n_kv_head = 6,
+    but [model] has 2: the last stage trains [model]; change stage 0's model or the operators or the
+    operators end at head_dim = 2, but [model] has 8: the last stage trains [model]; change stage
+    0's model or the operators
+
+staged
+stages.0.switch.value=0
+    stages: stage 0: switch.value = 0 must be positive
+
+staged
+stages.0.switch={rule = "steps", value = -1}
+    stages: stage 0: switch.value = -1 must be positive
+
+staged
+stages.0.switch={rule = "slope", value = 0}
+    stages: stage 0: switch.value = 0: the loss falls, so the slope to wait for is negative, as in
+    -0.0575
+
+staged
+stages.0.switch={rule = "steps", value = 5}
+    stages: stage 1: switch.value = 4 must not be less than an earlier stage's 5
+
+staged
+stages.0.switch={rule = "loss", value = 2}
+stages.1.switch={rule = "loss", value = 3}
+    stages: stage 1: switch.value = 3 must not be more than an earlier stage's 2
+
+staged
+optim.min_lr=2e-5
+stages.1.lr=1e-5
+    stages: stage 1: lr = 1e-05 must not be less than optim.min_lr = 2e-05, where its decay ends
+
+staged
+model.norm=none
+    stages: operator width does not keep the loss with model.norm = "none", whose logits grow with
+    the width; grow in depth
+
+staged
+model.init=unit
+    stages: operator width does not keep the loss with model.init = "unit", whose logits grow with
+    the width; grow in depth
+
+staged
+model.norm=none
+staged_growth.depth=identity
+    stages: operator width does not keep the loss with model.norm = "none", whose logits grow with
+    the width; grow in depth
+    staged_growth.depth: must not be "identity" with model.norm = "none": inserted layers are the
+    identity by layer norms of 0; take "zero_out_proj"
+
+staged
+model.mlp=relu2
+staged_growth.depth=identity
+    staged_growth.depth: must not be "identity" with model.mlp = "relu2", whose new layers would
+    never learn; take "zero_out_proj"
+
+stages=[{model = {n_embd = 18}, switch = {rule = "steps", value = 3}}, {operators = ["pad:16"]}]
+    stages: stage 1: pad:16 is less than the stage before's n_embd = 18; growth makes no model
+    smaller or the operators end at head_dim = 9, but [model] has 8: the last stage trains [model];
+    change stage 0's model or the operators or the operators end at d_ff = 72, but [model] has 64:
+    the last stage trains [model]; change stage 0's model or the operators or the operators end at
+    norm_eps = 1.125e-05, but [model] has 1e-05: the last stage trains [model]; change stage 0's
+    model or the operators or operator pad needs model.norm = "rmsnorm": zeros beside the channels
+    move a layer norm's mean; take width
+
+batch_size_warmup={start = 2, increment = 3, sequences = 40}
+
+seq_len_warmup={pacing = "discrete", lengths = [1, 16], until = [1]}
+
+staged
+stages.0.switch={rule = "steps", value = 0}
+
+staged
+stages.0.switch={rule = "steps", value = 4}
+optim.min_lr=1e-3
+stages.1.lr=1e-3
+"""
+
+
+def test_mistakes():
+    for case in REFUSED.strip().split("\n\n"):
+        lines = case.replace("staged\n", STAGED + "\n").splitlines()
+        problems = []
+        try:
+            tiny_recipe(*(line for line in lines if not line.startswith(" ")))
+        except RecipeError as error:
+            problems = [f"{problem.key}: {problem.rule}" for problem in error.problems]
+        assert " ".join(problems) == told(lines), case
 
 
 BEYOND = """
@@ -161,36 +448,32 @@ def test_values_beyond_their_bounds():
         assert (f"--set {override}", rule) in [(p.source, p.rule) for p in refused.value.problems]
 
 
-@pytest.mark.parametrize(
-    "override, expected",
-    [
-        ("seq_len_warmup.steps=100", {"steps": 8}),
-        ("seq_len_warmup.steps=3", {"steps": 3}),
-        (
-            "seq_len_warmup={pacing = 'discrete', lengths = [4, 8, 16, 16], until = [2, 9, 90]}",
-            {"until": (2, 6, 7)},
-        ),
-        ("progressive_layer_drop.steps=9", {"steps": 8}),
-        ("progressive_layer_drop.steps=7", {"steps": 7}),
-        (
-            "simigrad={target = 0.5, min_batch_size = 6, max_batch_size = 9, quantum = 2,"
-            " interval = 2, window = 3}",
-            {"min_batch_size": 4, "max_batch_size": 16, "quantum": 1, "interval": 2, "window": 2},
-        ),
-        (
-            "simigrad={target = 0.5, min_batch_size = 6, max_batch_size = 9, interval = 7}",
-            {"interval": 4, "window": 1},
-        ),
-        ("ouroboros={modules = 3, warmup_steps = 9}", {"warmup_steps": 2}),
-        ("ouroboros={modules = 3, warmup_steps = 1}", {"warmup_steps": 1}),
-    ],
-)
-def test_schedules_fit_into_eight_steps(override, expected: dict[str, Any]):
+SHORT = """
+seq_len_warmup.steps=100 -> steps 8
+seq_len_warmup.steps=3 -> steps 3
+seq_len_warmup={pacing="discrete", lengths=[4, 8, 16, 16], until=[2, 9, 90]} -> until (2, 6, 7)
+progressive_layer_drop.steps=9 -> steps 8
+progressive_layer_drop.steps=7 -> steps 7
+simigrad={target=0.5, min_batch_size = 6, max_batch_size = 9, quantum = 2} -> quantum 1
+simigrad={target = 0.5, min_batch_size = 6, max_batch_size = 9} -> min_batch_size 4
+simigrad={target = 0.5, min_batch_size = 6, max_batch_size = 9} -> max_batch_size 16
+simigrad={target=0.5, min_batch_size = 6, max_batch_size = 9, interval = 7} -> interval 4
+simigrad={target=0.5, min_batch_size = 6, max_batch_size = 9, interval=2, window=5} -> window 2
+simigrad={target=0.5, min_batch_size = 6, max_batch_size = 9, window = 3} -> window 3
+ouroboros={modules = 3, warmup_steps = 9} -> warmup_steps 2
+ouroboros={modules = 3, warmup_steps = 1} -> warmup_steps 1
+"""
+
+
+def test_schedules_fit_into_eight_steps():
     """They change before and after step 4, of 8 sequences."""
-    recipe = tiny_recipe("train.tokens=12_800", override)
-    shorter = replace(recipe, **shorten_schedules(recipe, 4, 8))
-    (method,) = shorter.methods.values()
-    assert {key: getattr(method, key) for key in expected} == expected
+    for line in SHORT.strip().splitlines():
+        override, _, expected = line.partition(" -> ")
+        recipe = tiny_recipe("train.tokens=12_800", override)
+        shorter = replace(recipe, **shorten_schedules(recipe, 4, 8))
+        (method,) = shorter.methods.values()
+        key, _, value = expected.partition(" ")
+        assert str(getattr(method, key)) == value, line
 
 
 def test_a_short_ramp_of_the_batch_ends_in_the_middle():
