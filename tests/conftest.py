@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from efftrain_cli.cli.commands import register
 
 if TYPE_CHECKING:
+    from efftrain_cli.run.directory import RunDirectory
     from tests.launch import Laboratory, Zygote
 
 # One thread a process: tests run side by side, and threads that wait for each other by spinning
@@ -76,9 +77,10 @@ def _cache_root(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_runs(tmp_path: Path) -> Iterator[None]:
-    """Let each test have runs of its own, in `tmp_path`/runs."""
+def own_folder(tmp_path: Path) -> Iterator[None]:
+    """Let each test work in `tmp_path` and have runs of its own, in `tmp_path`/runs."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
         patch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
         yield
 
@@ -88,7 +90,7 @@ def typed(line: str, *words: str) -> list[str]:
     return [*shlex.split(line), *words]
 
 
-read_signatures = cache(typer.main.get_command)
+read_signatures = functools.cache(typer.main.get_command)
 
 
 def invoke(line: str, *words: str, **options: Any) -> Result:
@@ -165,3 +167,38 @@ def lab(zygote: Zygote, tmp_path: Path) -> Laboratory:
 
     (tmp_path / "text.txt").write_text(made_text())
     return Laboratory(zygote, tmp_path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The test's folder of runs."""
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own: nothing is prepared, and no speed was measured."""
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def random_run(tmp_path: Path) -> Path:
+    """A run with random weights and a checkpoint of step 10, called r."""
+    from tests.trained_run import make_run
+
+    return make_run(tmp_path, "r")
+
+
+@pytest.fixture
+def run() -> Iterator[RunDirectory]:
+    """A run with checkpoints of steps 5 and 10, open."""
+    from efftrain_cli.run.directory import RunDirectory, new_run
+    from tests.faults.damage import save_step
+
+    with new_run("r", "", {}) as run:
+        for step in (5, 10):
+            save_step(run, step)
+    with RunDirectory.open("r") as run:
+        yield run

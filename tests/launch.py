@@ -160,11 +160,12 @@ def wait_until(
 
 
 def processes_in(folder: Path) -> list[Path]:
-    """Return the processes whose working folder this is, without zombies."""
+    """Return other processes whose working folder this is, without zombies."""
     found = []
+    own = str(os.getpid())
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (process / "cwd").readlink() == folder:
+            if process.name != own and (process / "cwd").readlink() == folder:
                 found.append(process)
     return found
 

@@ -49,8 +49,7 @@ def has_plan(example: str) -> bool:
 
 
 @pytest.mark.parametrize("example", filter(has_plan, EXAMPLES))
-def test_examples_with_a_plan_can_be_planned(example, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_examples_with_a_plan_can_be_planned(example, tmp_path):
     (tmp_path / "my.txt").write_text(made_text())
     words = shlex.split(example)[1:]
     if "--plan" not in words:

@@ -16,7 +16,6 @@ from tests.fake_runs import write_run
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EFFTRAIN_RUNS", raising=False)
     write_run(tmp_path / "runs", "small", 1)
     write_run(tmp_path / "runs", "small", 2)

@@ -8,7 +8,7 @@ import pytest
 
 from efftrain_cli.recipe.check import read_aliases
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.faults.conftest import call
+from tests.faults.damage import call
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,6 @@ keep = 3
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
     return tmp_path
 

@@ -30,11 +30,6 @@ tokens = "3M"
 """
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     """./recipes/mine.toml."""

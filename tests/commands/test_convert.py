@@ -39,11 +39,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def exported(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[TrainedModel, Path]:
+def exported(made: Path, tmp_path: Path) -> tuple[TrainedModel, Path]:
     """The run, and its export, in a folder of the test's own."""
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return load_trained_model("random", None, CPU), tmp_path / "hf"
 

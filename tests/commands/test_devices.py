@@ -14,7 +14,7 @@ from tests.conftest import sets
 from tests.fake_runs import write_jsonl
 from tests.launch import run_ranks, start_efftrain, wait_until, write_recipe
 from tests.trained_run import make_run, write_text
-from tests.tune_warmup.conftest import SETTINGS
+from tests.tune_warmup.search import SETTINGS
 
 pytestmark = pytest.mark.slow
 

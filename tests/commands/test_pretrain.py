@@ -22,7 +22,7 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training import display, dist
 from tests.damage import flip
 from tests.fake_runs import read_jsonl
-from tests.faults.conftest import contents
+from tests.faults.damage import contents
 from tests.launch import Laboratory
 from tests.tiny import windows_of
 

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,12 +23,6 @@ from tests.fake_runs import rows_of, write_run
 from tests.terminal import on_terminal
 
 DIVERGED = [{"event": "diverged", "step": 50}]
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
-    return tmp_path
 
 
 def run(line: str) -> Result:
@@ -199,7 +192,7 @@ def test_show_prints_each_number_once(root):
         "text    stdlib, gpt2",
     ]
     size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-    assert disk == f"disk    {human(size, 'B')} in {path}"
+    assert disk == f"disk    {human(size, 'B')} in runs/small-seed0"
     with pytest.raises(UsageError, match="did you mean small-seed0"):
         run("show small-seed1")
 

@@ -10,7 +10,7 @@ from efftrain_cli.foundation import console
 from efftrain_cli.trials import runner
 from tests.conftest import cli
 from tests.launch import write_recipe
-from tests.tune_warmup.conftest import train_here
+from tests.tune_warmup.search import train_here
 
 
 def read(line: str) -> object:
@@ -28,7 +28,6 @@ def test_a_recipe_as_json():
 
 
 def test_quiet_prints_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console, "_silent", False)  # as before, at the end
     monkeypatch.setattr(runner, "TrialRunner", partial(runner.TrialRunner, launch=train_here))
     write_recipe(tmp_path, windows="8")

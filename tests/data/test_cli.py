@@ -11,7 +11,7 @@ import pytest
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.prepare import print_corpus
 from tests.conftest import REPOSITORY, cli, python
-from tests.data.conftest import LINES, write_texts
+from tests.data.book import LINES, write_texts
 
 RECIPE = """
 [model]
@@ -33,10 +33,12 @@ windows = 4
 """
 
 
+pytestmark = pytest.mark.usefixtures("cache")
+
+
 @pytest.fixture(autouse=True)
-def folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A working directory with tiny.toml and its text."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(RECIPE)
     (tmp_path / "book.txt").write_text("".join(LINES[:500]))
     return tmp_path

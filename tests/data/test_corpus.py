@@ -14,7 +14,7 @@ from efftrain_cli.data import corpus as shards_module
 from efftrain_cli.data.corpus import ShardWriter, TokenShards
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.foundation.errors import DataError
-from tests.data.conftest import data
+from tests.data.book import data, write_book
 
 
 def write(folder: Path, *shards: list[int], vocab_size: int = 300) -> TokenShards:
@@ -75,8 +75,9 @@ def test_a_shard_cut_short_while_in_use_is_an_error_and_no_crash(tmp_path):
         shards.read([shards.tokens - 20], 10)
 
 
-def test_tokens_are_hashed_once_and_again_if_their_file_changes(cache, book, monkeypatch):
+def test_tokens_are_hashed_once_and_again_if_their_file_changes(cache, tmp_path, monkeypatch):
     """A second start hashes nothing, a touched file is hashed, and so is everything with `full`."""
+    book = write_book(tmp_path)
     corpus = prepare(data(book))
     hashed: list[int] = []
 
@@ -108,9 +109,10 @@ def test_tokens_are_hashed_once_and_again_if_their_file_changes(cache, book, mon
     assert verify() == both
 
 
-def test_damage_is_refused_with_exit_3(cache, book):
+def test_damage_is_refused_with_exit_3(cache, tmp_path):
     """F34, F35: each file of a corpus flipped, cut short and removed, and files of another corpus;
     with full verification nothing passes."""
+    book = write_book(tmp_path)
     other = prepare(data(book, tokenizer="bpe:301")).folder
     folder = prepare(data(book)).folder
     names = ["manifest.json", "tokenizer.json", "train.bin", "valid.bin"]

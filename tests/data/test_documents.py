@@ -17,7 +17,7 @@ from efftrain_cli.data.documents import Document, Reader, Tally, measure
 from efftrain_cli.data.sources import Source
 from efftrain_cli.data.split import cut_at_line
 from efftrain_cli.foundation.errors import DataError
-from tests.data.conftest import texts
+from tests.data.book import texts
 
 GOOD = b'{"text": "ok"}\n'
 

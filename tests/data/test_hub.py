@@ -19,7 +19,7 @@ from efftrain_cli.data.tokenizer import load_tokenizer, train_tokenizer
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Data
-from tests.data.conftest import LINES, write_texts
+from tests.data.book import LINES, write_texts
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -17,7 +17,7 @@ from efftrain_cli.data.tokenizer import END_OF_TEXT, load_tokenizer, train_token
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.sections import Data
 from tests.conftest import python
-from tests.data.conftest import LINES, data, write_texts
+from tests.data.book import LINES, data, write_book, write_texts
 
 
 @pytest.fixture
@@ -39,7 +39,8 @@ def split_texts(corpus: Corpus) -> tuple[list[str], list[str]]:
     return sides[0], sides[1]
 
 
-def test_one_text_file_gives_its_end_to_validation(cache, book):
+def test_one_text_file_gives_its_end_to_validation(cache, tmp_path):
+    book = write_book(tmp_path)
     corpus = prepare(data(book, valid_fraction=0.1))
     (train,), (valid,) = split_texts(corpus)
     assert train + valid == "".join(LINES)
@@ -68,7 +69,8 @@ def test_held_out_documents_do_not_depend_on_their_place(cache, stories):
     assert split_texts(prepare(data(stories))) == ((train * 2)[::-1], (valid * 2)[::-1])
 
 
-def test_recipes_share_a_corpus_and_equal_text_has_an_equal_hash(cache, book, tmp_path):
+def test_recipes_share_a_corpus_and_equal_text_has_an_equal_hash(cache, tmp_path):
+    book = write_book(tmp_path)
     first = prepare(data(book))
     assert prepare(data(book, repeat=True, split="unused")).folder == first.folder
     copy = tmp_path / "elsewhere" / "other name.txt"
@@ -86,8 +88,9 @@ def test_recipes_share_a_corpus_and_equal_text_has_an_equal_hash(cache, book, tm
     assert prepare(data(from_jsonl, valid=str(valid))).data_hash == first.data_hash
 
 
-def test_a_changed_file_is_another_corpus(cache, book):
+def test_a_changed_file_is_another_corpus(cache, tmp_path):
     """F79: by its size or its time."""
+    book = write_book(tmp_path)
     os.utime(book, (1e9, 1e9))
     first = prepare(data(book))
     book.write_text(book.read_text().replace("fox", "cat", 1))
@@ -110,8 +113,9 @@ def test_overlap_is_refused_unless_allowed(cache, stories, tmp_path):
 
 
 @pytest.mark.parametrize("has_valid", [False, True])
-def test_a_thousandth_may_be_skipped_and_is_counted(cache, stories, book, has_valid):
+def test_a_thousandth_may_be_skipped_and_is_counted(cache, stories, tmp_path, has_valid):
     """With validation text of its own, the training text is read once."""
+    book = write_book(tmp_path)
     valid = {"valid": str(book)} if has_valid else {}
     lines = stories.read_text().splitlines()
     stories.write_text("\n".join([*lines[:999], "{"]))

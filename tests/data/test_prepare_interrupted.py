@@ -16,7 +16,7 @@ import pytest
 
 from efftrain_cli.data.prepare import prepare
 from tests.conftest import REPOSITORY, python
-from tests.data.conftest import LINES, data
+from tests.data.book import LINES, data, write_book
 
 SCRIPT = """
 import io, sys
@@ -85,7 +85,8 @@ print(number, len(hashes))
 """
 
 
-def test_dying_at_every_step_to_the_disk_leaves_a_whole_corpus_or_none(cache, book):
+def test_dying_at_every_step_to_the_disk_leaves_a_whole_corpus_or_none(cache, tmp_path):
+    book = write_book(tmp_path)
     book.write_text("".join(LINES[:300]))
     died, corpora = map(int, python(DYING, str(book), EFFTRAIN_CACHE=str(cache)).stdout.split())
     assert died > 10 and corpora == 1
@@ -186,8 +187,9 @@ def test_a_killed_prepare_continues(tmp_path, kind):
 
 
 @pytest.mark.slow
-def test_two_processes_make_one_corpus(cache, book):
+def test_two_processes_make_one_corpus(cache, tmp_path):
     """The second waits, or finds the corpus."""
+    book = write_book(tmp_path)
     book.write_text("".join(LINES) * 20)
     processes = [start(book, cache) for _ in range(2)]
     lines = [process.communicate()[0].splitlines()[0].split() for process in processes]
@@ -196,14 +198,16 @@ def test_two_processes_make_one_corpus(cache, book):
     assert len(list((cache / "corpora").glob("*/"))) == 1
 
 
-def test_a_ready_corpus_opens_without_heavy_imports(cache, book):
+def test_a_ready_corpus_opens_without_heavy_imports(cache, tmp_path):
+    book = write_book(tmp_path)
     prepare(data(book))
     output, errors = start(book, cache).communicate()
     assert output.splitlines()[1] == "[]", errors
 
 
-def test_a_full_disk_is_named(tmp_path, book):
+def test_a_full_disk_is_named(tmp_path):
     """F15's sibling, on a tmpfs of 300 kB in a namespace of its own."""
+    book = write_book(tmp_path)
     disk = tmp_path / "disk"
     disk.mkdir()
     probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False)

@@ -17,7 +17,7 @@ from efftrain_cli.data.windows import Windows, data_warnings
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.recipe.sections import Data, TextSource
-from tests.data.conftest import LINES, write_texts
+from tests.data.book import LINES, write_texts
 from tests.data.test_windows import counting_shards
 from tests.fake_runs import write_jsonl
 
@@ -37,8 +37,7 @@ def write_files(folder: Path, *names: str) -> None:
         path.write_text("x")
 
 
-def test_files_folders_and_patterns(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_files_folders_and_patterns(tmp_path):
     write_files(tmp_path, "b/2.txt", "b/1.txt", "b/deep/3.jsonl", "b/.hidden/4.txt", "a.txt")
     assert names(tmp_path, "b") == ["b/1.txt", "b/2.txt", "b/deep/3.jsonl"]
     # Each file once.
@@ -94,8 +93,7 @@ def test_hub_names():
     assert found.has_hub and found.has_valid
 
 
-def test_everything_that_is_not_there_is_said_at_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_everything_that_is_not_there_is_said_at_once(tmp_path):
     (tmp_path / "empty").mkdir()
     write_files(tmp_path, "book.pdf")
     entries = ("missing.txt", "empty", "a[1].txt", "book.pdf", "/no/such/folder", "a.txt, b.txt")

@@ -19,10 +19,8 @@ WARMUP = "\n[seq_len_warmup]\nstart = 32\nsteps = 10\n"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """Three seeds of each recipe that the page names, and a table."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
-    monkeypatch.chdir(tmp_path)
     for seed in range(3):
         write_run(tmp_path / "runs", "quickstart", seed)
         write_run(tmp_path / "runs", "quickstart-slw", seed, speed=1.3, more=WARMUP)

@@ -19,8 +19,7 @@ VERDICT = re.compile(r"warmed (is \w+ than mine|against mine is undecided) in fi
 
 
 @pytest.mark.slow
-def test_every_command_works_in_order_at_toy_length(efftrain, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_every_command_works_in_order_at_toy_length(efftrain, tmp_path):
     for name in ("my", "text", "valid"):
         (tmp_path / f"{name}.txt").write_text(made_text())
     shown = {}

@@ -32,14 +32,12 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("page, command", COMMANDS)
-def test_commands_run(tmp_path, monkeypatch, page, command):
-    monkeypatch.chdir(tmp_path)
+def test_commands_run(page, command):
     assert cli(command.removeprefix("efftrain ")).output.strip()
 
 
 @pytest.mark.parametrize("page", METHODS)
-def test_recipes_in_a_page_load_and_those_it_names_exist(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_recipes_in_a_page_load_and_those_it_names_exist(page, tmp_path):
     for block in blocks_of(page, "toml"):
         (tmp_path / "page.toml").write_text(block)
         load_recipe("./page.toml")

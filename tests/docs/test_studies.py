@@ -44,11 +44,9 @@ they train and judge what they did."""
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A user's folder with the project's docs."""
     shutil.copytree(REPOSITORY / "docs" / "studies", tmp_path / "docs" / "studies")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     return tmp_path
 
 

@@ -17,11 +17,10 @@ PAGE = text_of("zeroshot")
 
 
 @pytest.mark.slow
-def test_commands_run(tmp_path, monkeypatch):
+def test_commands_run(tmp_path):
     pytest.importorskip("lm_eval")
     from tests.zeroshot.test_harness import MADE
 
-    monkeypatch.chdir(tmp_path)
     make_run(tmp_path, "my-run")
     (tmp_path / "sets").mkdir()
     for name in ("lambada_openai.jsonl", "wikitext2_test_pages.jsonl", "piqa.jsonl"):

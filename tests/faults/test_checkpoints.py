@@ -19,7 +19,7 @@ from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER, keep_weights, verify_ch
 from efftrain_cli.training.loading import load, read_recipe
 from tests.conftest import REPOSITORY
 from tests.damage import flips
-from tests.faults.conftest import RECIPE, call, newest_checkpoint, seal, step_of, truncate
+from tests.faults.damage import RECIPE, call, newest_checkpoint, seal, step_of, truncate
 from tests.launch import Laboratory
 from tests.tiny import changed, fresh
 from tests.trained_run import make_run, write_checkpoint

@@ -14,7 +14,7 @@ from efftrain_cli.compare.comparison import compare
 from efftrain_cli.run.reading import load_run
 from efftrain_cli.run_list import read_runs
 from tests.fake_runs import write_run
-from tests.faults.conftest import call, contents, seal
+from tests.faults.damage import call, contents, seal
 
 VERBS = [
     ("pretrain", "--resume", "r"),

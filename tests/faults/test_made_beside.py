@@ -21,14 +21,13 @@ from efftrain_cli.grow.grow import grow_run
 from efftrain_cli.run.directory import RunDirectory, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run_list import read_runs
-from tests.faults.conftest import DISK, call, contents, deaths, die_at, save_step
+from tests.faults.damage import DISK, call, contents, deaths, die_at, save_step
 from tests.trained_run import make_run
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path) -> Path:
     """A folder with a run called r, its export in hf, and that imported as base."""
-    monkeypatch.chdir(tmp_path)
     make_run(tmp_path, "r")
     export_run("r", None, tmp_path / "hf")
     import_as(tmp_path, "base")

@@ -30,7 +30,7 @@ from efftrain_cli.training.stages import train_stages
 from efftrain_cli.verify_resume import compare_runs
 from tests.conftest import cli, sets
 from tests.fake_runs import write_sealed
-from tests.faults.conftest import call
+from tests.faults.damage import call
 from tests.launch import made_text, write_recipe
 
 

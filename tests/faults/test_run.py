@@ -26,7 +26,7 @@ from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.training import display as screen_module
 from efftrain_cli.training.display import TrainingDisplay
 from tests.fake_runs import read_jsonl
-from tests.faults.conftest import call, contents
+from tests.faults.damage import call, contents
 from tests.faults.stalls import WINDOWS, stalled
 from tests.launch import Laboratory, Process, wait_until
 

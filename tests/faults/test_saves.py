@@ -23,7 +23,7 @@ from efftrain_cli.training.build import build_state
 from efftrain_cli.training.checkpoint import save
 from efftrain_cli.training.resuming import check_disk
 from tests.conftest import cli
-from tests.faults.conftest import (
+from tests.faults.damage import (
     RECIPE,
     deaths,
     die_at,

@@ -23,7 +23,7 @@ from efftrain_cli.foundation.signals import (
     stop_reason,
 )
 from tests.conftest import cli, python
-from tests.faults.conftest import in_a_child
+from tests.faults.damage import in_a_child
 from tests.faults.stalls import WINDOWS, stalled
 from tests.launch import start_efftrain, wait_until
 

@@ -7,13 +7,12 @@ import pytest
 
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.faults.conftest import call
+from tests.faults.damage import call
 from tests.launch import BASELINE
 
 
-def test_numbers_on_the_command_line(tmp_path, monkeypatch):
+def test_numbers_on_the_command_line():
     """F97: a model too large for the machine is F26."""
-    monkeypatch.chdir(tmp_path)
     code, message = call("sweep", "small", "--seeds", "0..1000000000")
     assert code == 2 and "1,000,000,001 runs are more than the 10,000" in message
     code, message = call("pretrain", "small", "--plan", "--set", "model.n_embd=1000000000")

@@ -22,7 +22,7 @@ from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.run_list import read_runs
 from efftrain_cli.study.registration import Registration
 from efftrain_cli.zeroshot.results import read_results, save_result
-from tests.faults.conftest import call
+from tests.faults.damage import call
 from tests.trained_run import make_run
 
 
@@ -97,7 +97,6 @@ JSON_FILES = [kind for kind in FILES if kind != "recipe"]
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

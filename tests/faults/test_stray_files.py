@@ -16,7 +16,7 @@ from efftrain_cli.run.small_files import read_run
 from efftrain_cli.training.loading import find_checkpoint
 from tests.conftest import invoke
 from tests.fake_runs import write_run
-from tests.faults.conftest import call, save_step
+from tests.faults.damage import call, save_step
 
 
 def test_stray_files_and_links_among_checkpoints_are_left_alone(random_run):

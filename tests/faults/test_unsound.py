@@ -12,7 +12,7 @@ from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.training import dist
 from efftrain_cli.training.checkpoint import nonfinite_tensors
 from tests.conftest import cli
-from tests.faults.conftest import save_step, step_of
+from tests.faults.damage import save_step, step_of
 
 # Once, after the update of step 8: the steps before it are sound, step 9 computes with what is
 # broken.

@@ -59,7 +59,7 @@ MORE = ("stages.1.rewarmup_steps=3", "train.tokens=1920")
 
 
 @pytest.fixture(autouse=True)
-def own_runs() -> None:
+def own_folder() -> None:
     """Let all tests share the runs of `home`."""
 
 

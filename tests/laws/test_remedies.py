@@ -32,7 +32,7 @@ from tests.fake_runs import write_jsonl, write_run
 from tests.study.fake import Fake, recipes
 from tests.tiny import changed, fresh, tiny_recipe
 from tests.trained_run import TEXT
-from tests.tune_warmup.conftest import train_here
+from tests.tune_warmup.search import train_here
 
 KINDS = {"DataError", "UsageError", "DiskError", "DamagedError"}
 SECTIONS = "|".join(key.partition(".")[0] for key in known_keys(Recipe))
@@ -626,8 +626,7 @@ ELSEWHERE = {
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def home(tmp_path: Path) -> Path:
     (tmp_path / "my.txt").write_text(TEXT)
     return tmp_path
 

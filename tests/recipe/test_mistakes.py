@@ -4,13 +4,19 @@ meant."""
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.recipe.check import known_keys
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
-from tests.recipe.conftest import STAGED, TINY, problems, write
+from tests.recipe.mistaken import STAGED, TINY, problems, write, write_tiny
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path)
 
 RULES = {
     "model.n_layer='6'": "must be a whole number",

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.recipe.draft import recipe_name, recipe_names
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.recipe.rules import warnings_of
-from tests.recipe.conftest import STAGED, TINY, problems, write
+from tests.recipe.mistaken import STAGED, TINY, problems, write, write_tiny
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path)
 
 
 def test_a_recipe_is_found_by_name_by_path_and_among_the_shipped(folder):

@@ -8,7 +8,6 @@ import sys
 import tomllib
 import zipfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +17,6 @@ from efftrain_cli.recipe.rules import warnings_of
 from tests.conftest import REPOSITORY
 
 FILES = sorted((REPOSITORY / "recipes").glob("*.toml"))
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recipes must be found from any folder."""
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(

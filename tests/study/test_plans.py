@@ -20,16 +20,14 @@ from tests.study.fake import Fake, recipes
 from tests.study.test_race import STUDY
 from tests.trials.stubs import STUDY as WARM
 from tests.trials.stubs import write_recipes, write_trial
-from tests.tune_warmup.conftest import train_here
+from tests.tune_warmup.search import train_here
 
 PRIMARY = '[[primary]]\nmeasure = "final_loss"\ndirection = "different"\n'
 TO_TARGET = '[[primary]]\nmeasure = "tokens_to_target"\ntarget = 4.5\n'
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def folder(tmp_path):
     recipes(tmp_path, "a", "b")
     return tmp_path
 

@@ -23,9 +23,7 @@ DIFFERENT = Claim()
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def folder(tmp_path):
     recipes(tmp_path, "a", "b", "c")
     return tmp_path
 

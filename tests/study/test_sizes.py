@@ -56,8 +56,7 @@ grid = { "optim.lr" = [1e-3, 2e-3] }
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path):
     recipes(tmp_path, "a", "b")
     return tmp_path
 

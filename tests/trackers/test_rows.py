@@ -8,7 +8,7 @@ from efftrain_cli.run.lines import sealed
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.trackers.rows import _is_input_closed, follow_run
 from tests.fake_runs import sealed_lines
-from tests.trackers.conftest import write_while_followed
+from tests.trackers.follower import write_while_followed
 
 ROWS = [{"step": step, "loss": 4.5} for step in (1, 2, 3, 4)]
 

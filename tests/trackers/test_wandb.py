@@ -20,7 +20,7 @@ from efftrain_cli.trackers.rows import grouped, series_of
 from tests.conftest import REPOSITORY
 from tests.fake_runs import rows_of, sealed_lines, write_run, write_sealed
 from tests.launch import wait_until
-from tests.trackers.conftest import write_while_followed
+from tests.trackers.follower import write_while_followed
 from tests.wandb_files import read_history, read_records
 
 

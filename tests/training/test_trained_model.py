@@ -70,8 +70,7 @@ def test_another_tokenizer_is_refused(run):
         load_trained_model("random", None, CPU)
 
 
-def test_sample_and_export_commands(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_sample_and_export_commands(run, tmp_path):
     first = cli("sample", "random", "--prompt", "Anna found", "--max-tokens", "30", "--seed", "3")
     assert first.stdout.startswith("Anna found") and len(first.stdout) > 20
     again = cli(

@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from efftrain_cli.recipe.recipe import dump_recipe
+from efftrain_cli.trials import runner
 from efftrain_cli.trials.trial import Trial, grid, recipe_of
 from tests.fake_runs import rows_of, write_run, write_sealed
+
+runner.TICK = 0.0  # nobody waits between two looks at a process
 
 TINY = """\
 [model]
@@ -59,8 +62,8 @@ recipe = "warm.toml"
 """
 
 
-def write_recipes(folder: Path) -> None:
-    """Write two recipes that can be trained in a second, and their text."""
+def write_recipes(folder: Path) -> Path:
+    """Write two recipes that can be trained in a second, and their text; return the folder."""
     (folder / "plain.toml").write_text(TINY)
     (folder / "warm.toml").write_text(
         'base = "plain.toml"\n[seq_len_warmup]\nstart = 8\nsteps = 4\n'
@@ -68,6 +71,7 @@ def write_recipes(folder: Path) -> None:
     words = [f"word{i % 97} and line{i % 31}" for i in range(4000)]
     (folder / "text.txt").write_text("\n".join(words))
     (folder / "valid.txt").write_text("\n".join(reversed(words[:800])))
+    return folder
 
 
 def plain(*seeds: int) -> list[Trial]:

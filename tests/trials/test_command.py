@@ -33,9 +33,7 @@ for step in range(1, 8):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def folder(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     return tmp_path
 

@@ -7,13 +7,20 @@ import os
 import random
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from efftrain_cli.run.small_files import read_run
 from tests.conftest import typed
 from tests.launch import start_efftrain, wait_until
-from tests.trials.stubs import STUDY
+from tests.trials.stubs import STUDY, write_recipes
+
+
+@pytest.fixture
+def folder(tmp_path: Path, cache: Path) -> Path:
+    return write_recipes(tmp_path)
+
 
 COMMANDS = {
     "sweep": "sweep plain.toml warm.toml --seeds 0..1 --jobs 2 --device cpu",

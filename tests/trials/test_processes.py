@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +41,7 @@ class Place:
             "PYTHONPATH": str(REPOSITORY),
             **env,
         }
+        os.chdir(self.folder)  # until the test's end
         return (launch or self.server.launch)(words, environment, self.log(name))
 
     def log(self, name: str) -> Path:
@@ -63,11 +62,10 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("warm")
     write_recipes(folder)
-    with contextlib.chdir(folder):
-        yield Place(folder)
+    return Place(folder)
 
 
 def test_forks_of_a_killed_server_save(place):

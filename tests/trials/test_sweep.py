@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,13 @@ from efftrain_cli.sweep import folder_of
 from efftrain_cli.trials.trial import grid
 from tests.conftest import cli
 from tests.fake_runs import val_loss
-from tests.trials.stubs import both, write_trial
+from tests.trials.stubs import both, write_recipes, write_trial
+
+
+@pytest.fixture
+def folder(tmp_path: Path, cache: Path) -> Path:
+    return write_recipes(tmp_path)
+
 
 WORDS = ["sweep", "plain.toml", "warm.toml", "--seeds", "0..1", "--device", "cpu"]
 

@@ -24,17 +24,17 @@ from efftrain_cli.tune_warmup.search import Receipt, Verdict
 from efftrain_cli.tune_warmup.tune import describe, race_command, shown, tune
 from tests.conftest import cli, invoke
 from tests.fake_runs import write_sealed
-from tests.tune_warmup.conftest import lines
+from tests.trained_run import write_text
+from tests.tune_warmup.search import SETTINGS, lines, probe_here
 
 
 @pytest.fixture
-def config(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneConfig:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneConfig:
     """Two learning rates, of which the second is stable; no probe can be stuck."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Prober, "unigram_loss", 99.0)
     return TuneConfig(
         recipe="small",
-        settings=tuple(overrides),
+        settings=tuple(probe_here(tmp_path, monkeypatch)),
         duration="optim.lr=1e-1,1e-3",
         seeds=(0, 1),
         steps=12,
@@ -126,8 +126,9 @@ def test_a_stable_control_says_that_nothing_was_told_apart(config, capsys):
     assert len(lines(folder_of("calm"))) == 2
 
 
-def test_the_unigram_plateau_is_that_of_the_texts(overrides, tmp_path):
+def test_the_unigram_plateau_is_that_of_the_texts(tmp_path):
     """Cross-entropy by hand: tokens counted in Python, each 64 times, and one more of each kind."""
+    overrides = [write_text(tmp_path), *SETTINGS]
     prober = Prober(folder=tmp_path, config=TuneConfig(recipe="small", settings=tuple(overrides)))
     recipe = load_recipe("small", overrides)
     corpus = prepare(recipe.data, limits=limits_of(recipe))
@@ -195,10 +196,10 @@ def test_a_budget_for_the_first_probe_trains_it_alone(config, capsys):
         tune(replace(config, settings=(*config.settings, "optim.warmup_steps=0")))
 
 
-def test_the_default_lists_are_around_the_recipe_s_own(overrides):
+def test_the_default_lists_are_around_the_recipe_s_own(tmp_path):
     """A warmup of 8 tokens and 20 steps: starts double to below 32; durations are 1.4 apart from
     the learning-rate warmup of 4 to 1.32 x 31 full steps."""
-    settings = (*overrides, "seq_len_warmup={start = 8, steps = 20}")
+    settings = (write_text(tmp_path), *SETTINGS, "seq_len_warmup={start = 8, steps = 20}")
     config = TuneConfig(recipe="small", settings=settings)
     found = find_candidates(config, load_recipe("small", settings))
     assert found.starts == [("seq_len_warmup.start=8",), ("seq_len_warmup.start=16",)]
@@ -230,9 +231,8 @@ def test_a_verdict_is_described_with_its_mean_loss():
     assert shown(("optim.lr=0.01", "seq_len_warmup=false")) == "lr=0.01 seq_len_warmup=false"
 
 
-def test_a_length_warmup_races_the_recipe_without_one(tmp_path, monkeypatch):
+def test_a_length_warmup_races_the_recipe_without_one():
     """Of `mine` the base is a part of a recipe."""
-    monkeypatch.chdir(tmp_path)
     Path("part.toml").write_text("seed = 1")
     Path("mine.toml").write_text(f'base = "part.toml"\n{dump_recipe(load_recipe("small-slw"))}')
     best = Verdict(("seq_len_warmup.start=8", "seq_len_warmup.steps=60"), 45, (), ())

@@ -1,4 +1,4 @@
-"""Runs whose files a test may damage, and commands on them in this process."""
+"""Checkpoints that a test may damage, commands in this process, and deaths at a moment."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from typer.testing import Result
 
 from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.files import disk_error, sha256_of
-from efftrain_cli.run.directory import RunDirectory, new_run
+from efftrain_cli.run.directory import RunDirectory
 from efftrain_cli.run.manifest import MANIFEST, write_manifest
 from efftrain_cli.training.checkpoint import save
 from efftrain_cli.training.loading import load_newest
 from tests.conftest import invoke
 from tests.tiny import fresh, tiny_recipe
-from tests.trained_run import make_run
 
 RECIPE = tiny_recipe(
     "model.n_embd=64", "model.seq_len=32", "train.batch_size=4", "checkpoint={every = 5, keep = 2}"
@@ -33,16 +31,6 @@ def save_step(run: RunDirectory, step: int) -> float:
     state = fresh(RECIPE, 300)
     state.progress = state.progress._replace(step=step)
     return save(run, state, RECIPE)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    """A run with checkpoints of steps 5 and 10."""
-    with new_run("r", "", {}) as run:
-        for step in (5, 10):
-            save_step(run, step)
-    with RunDirectory.open("r") as run:
-        yield run
 
 
 def step_of(path: Path | None) -> int | None:
@@ -68,13 +56,6 @@ def seal(checkpoint: Path) -> None:
         checkpoint,
         {path.name: sha256_of(path) for path in checkpoint.iterdir() if path.name != MANIFEST},
     )
-
-
-@pytest.fixture
-def random_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run with random weights and a checkpoint of step 10, called r."""
-    monkeypatch.chdir(tmp_path)
-    return make_run(tmp_path, "r")
 
 
 def call(*words: str) -> tuple[int, str]:

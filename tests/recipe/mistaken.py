@@ -1,4 +1,4 @@
-"""A working directory with a small recipe, and what is wrong with another."""
+"""A small recipe, and what is wrong with another."""
 
 from __future__ import annotations
 
@@ -36,13 +36,11 @@ operators = ["depth"]
 )
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with recipes/tiny.toml."""
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "tiny.toml").write_text(TINY)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def write_tiny(folder: Path) -> Path:
+    """Write recipes/tiny.toml below a folder and return the folder."""
+    (folder / "recipes").mkdir()
+    write(folder, "tiny", TINY)
+    return folder
 
 
 def write(folder: Path, name: str, text: str) -> None:

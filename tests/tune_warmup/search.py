@@ -40,11 +40,11 @@ def train_here(arguments: Sequence[str], environment: Mapping[str, str], log: Pa
     return SimpleNamespace(poll=lambda: 0)
 
 
-@pytest.fixture
-def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(runner, "TICK", 0.0)
-    monkeypatch.setattr(prober, "TrialRunner", partial(runner.TrialRunner, launch=train_here))
-    return [write_text(tmp_path), *SETTINGS]
+def probe_here(folder: Path, patch: pytest.MonkeyPatch) -> list[str]:
+    """Let a search train in this process; return overrides of a recipe with a text in `folder`."""
+    patch.setattr(runner, "TICK", 0.0)
+    patch.setattr(prober, "TrialRunner", partial(runner.TrialRunner, launch=train_here))
+    return [write_text(folder), *SETTINGS]
 
 
 def lines(folder: Path) -> list[dict[str, str]]:

@@ -1,11 +1,9 @@
-"""A cache of its own, a book, and how `prepare` is asked for it."""
+"""A book, and how `prepare` is asked for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-
-import pytest
 
 from efftrain_cli.data.documents import Reader, Tally
 from efftrain_cli.data.sources import find_sources
@@ -31,15 +29,9 @@ def texts(path: Path, *, field: str = "text", policy: str = "error") -> list[str
     return found
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> Path:
-    path = tmp_path / "book.txt"
+def write_book(folder: Path) -> Path:
+    """Write LINES to book.txt and return its path."""
+    path = folder / "book.txt"
     path.write_text("".join(LINES))
     return path
 
