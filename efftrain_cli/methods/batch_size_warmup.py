@@ -51,10 +51,8 @@ class BatchSizeWarmup(Method):
     def batch_size_at(self, consumed: int, tokens: int, full: int) -> int:
         """Return the sequences of the step after `consumed` of them and `tokens`; `full` is the
         final batch."""
-        if self.switch is not None:
-            return self.start + bisect_right(self.switch, tokens) * self.increment
-        # The recipe's rules require it without a switch.
-        assert self.sequences is not None
+        if self.sequences is None:
+            return self.start + bisect_right(self.switch or (), tokens) * self.increment
         if consumed > self.sequences or self.start >= full:
             return full
         per_increment = self.sequences / ((full - self.start) // self.increment)
@@ -89,9 +87,9 @@ class BatchSizeWarmup(Method):
                     " so the ramp would not end at it"
                 ),
             )
-        elif self.switch is not None:
-            yield from self._problems_of_switch(self.switch, full, budget)
-        elif self.sequences is not None and self.sequences * seq_len > budget:
+        elif self.sequences is None:
+            yield from self._problems_of_switch(self.switch or (), full, budget)
+        elif self.sequences * seq_len > budget:
             yield (
                 "batch_size_warmup.sequences",
                 (
