@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +28,7 @@ from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run_list import read_runs
 from efftrain_cli.training import checkpoint
+from efftrain_cli.training.stages import GrowthRecord, grow_stage
 from tests.conftest import cli
 from tests.damage import flip
 from tests.fake_runs import write_run, write_sealed
@@ -154,6 +158,24 @@ def test_interrupted_growth_writes_nothing(home, monkeypatch, module, function):
     with pytest.raises(KeyboardInterrupt):
         grow_run("small", ["width"], "never", CPU, overrides=MORE)
     assert digest(home / "runs") == before
+
+
+@pytest.mark.parametrize(
+    "loss, change, is_kept", [(0.5, 0.9e-5, True), (0.5, 1.1e-5, False), (2.0, 1.9e-5, True)]
+)
+def test_a_growth_may_move_the_loss_by_rounding(home, monkeypatch, loss, change, is_kept):
+    """By 1e-5 nats, and 1e-5 of a loss above 1."""
+
+    def moved(*args: Any) -> GrowthRecord:
+        changes = {"val_loss_before": loss, "val_loss_after": loss + change}
+        return dataclasses.replace(grow_stage(*args), **changes)
+
+    monkeypatch.setattr(grow, "grow_stage", moved)
+    name = f"moved-{loss}-{change}"
+    stays = pytest.raises(CheckpointError, match=r"should have stayed .* nothing was written")
+    with nullcontext() if is_kept else stays:
+        grow_run("small", ["width"], name, CPU, overrides=MORE)
+    assert (home / "runs" / name).exists() == is_kept
 
 
 def test_without_optimizer_state_the_weights_alone_are_offered(home):

@@ -111,6 +111,7 @@ def test_deterministic_kernels_are_what_the_recipe_says(windows):
     try:
         first = run(fresh(recipe, VOCAB), windows, recipe, until=3)
         assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         second = run(fresh(RECIPE, VOCAB), windows, until=3)
         assert not torch.are_deterministic_algorithms_enabled()

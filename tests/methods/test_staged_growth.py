@@ -114,6 +114,19 @@ def test_copied_layers_stand_where_their_names_say():
             assert torch.equal(grown[name], state.parameters[names[source]])
 
 
+def test_the_blocks_that_cancel_are_half_as_large_as_the_matrix():
+    """Beside the diagonal stands A alone; each row of blocks is W."""
+    state = state_of(small_model())
+    wide = grow_width(state, 3, moments="ema", symmetry="offdiag", seed=1).parameters
+    name = "h.0.mlp.c_fc.weight"
+    matrix = state.parameters[name]
+    blocks = [row.chunk(3, dim=1) for row in wide[name].chunk(3)]
+    beside = torch.stack([blocks[i][j] for i in range(3) for j in range(3) if i != j])
+    assert float(beside.std() / matrix.std()) == pytest.approx(0.5, rel=0.05)
+    for row in blocks:
+        torch.testing.assert_close(sum(row), matrix)
+
+
 # --- moments ---
 
 
