@@ -56,7 +56,7 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def print_corpus(about: dict[str, Any], *, seconds: float, command: str) -> None:
+def print_corpus(about: dict[str, Any], seconds: float, command: str) -> None:
     """Print what a reader needs of `describe_corpus`: text, shards, and what to type next.
 
     Args:

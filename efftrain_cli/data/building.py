@@ -154,7 +154,7 @@ class Building:
         self._known: set[int] = set()
         tokens = self._tokens()
         if tokens:
-            for source in self.text.sources[: place.source + 1]:
+            for source in self.text.sources:
                 if source.validates:
                     for document in self._open(source, Tally()).documents():
                         self._known.add(document.number)

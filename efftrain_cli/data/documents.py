@@ -124,10 +124,7 @@ class Reader:
 
     def position(self) -> Position:
         """Return the place after the last row, as JSON values."""
-        state = None
-        if self._stream is not None:
-            state = self._stream.state_dict()
-        return {"rows": self.rows, "stream": state}
+        return {"rows": self.rows, "stream": self._stream and self._stream.state_dict()}
 
     def _rows(self, position: Position | None) -> Iterator[Any]:
         """Yield lines of JSON, records, or None for a source that is one document."""

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 def prepare(
     data: Data,
-    *,
     limits: Limits | None = None,
     console: Console | None = None,
 ) -> Corpus:

@@ -6,6 +6,7 @@ Rules that concern one method are that method's `problems` and `warnings`.
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from efftrain_cli.methods.method import Problems, Sections, varying
@@ -44,10 +45,10 @@ def _data_rules(recipe: Sections) -> Problems:
 
 def _optim_rules(recipe: Sections) -> Problems:
     optim = recipe.optim
-    if optim.decay_tokens is not None and optim.decay_steps is not None:
+    if optim.decay_tokens and optim.decay_steps:
         same = f"optim.decay_tokens = {optim.decay_tokens:,} schedules the same decay"
         yield "optim.decay_steps", f"{same}; keep one and set the other to false"
-    if optim.decay_steps is not None and optim.decay_steps <= optim.warmup_steps:
+    if optim.decay_steps and optim.decay_steps <= optim.warmup_steps:
         yield (
             "optim.decay_steps",
             f"must lie beyond optim.warmup_steps = {optim.warmup_steps}, where the decay begins",
@@ -143,7 +144,7 @@ def warnings_of(recipe: Sections) -> list[str]:
     model = recipe.model
     optim = recipe.optim
     train = recipe.train
-    steps = recipe.full_steps
+    steps = recipe.full_steps or math.inf
     step_tokens = train.batch_size * model.seq_len
     if train.tokens < step_tokens:
         warnings.append(
@@ -159,28 +160,28 @@ def warnings_of(recipe: Sections) -> list[str]:
             f"train.micro_batch_tokens = {train.micro_batch_tokens:,} is less than one sequence"
             f" of {model.seq_len:,} tokens: a forward pass holds one sequence anyway"
         )
-    if steps is not None and optim.warmup_steps > steps:
+    if optim.warmup_steps > steps:
         warnings.append(
             f"optim.warmup_steps = {optim.warmup_steps:,},"
             f" but the budget ends after {steps:,} steps: the learning rate never reaches its peak"
         )
-    elif steps is not None and optim.warmup_steps > steps / 2:
+    elif optim.warmup_steps > steps / 2:
         warnings.append(
             f"optim.warmup_steps = {optim.warmup_steps:,} is"
             f" {100 * optim.warmup_steps / steps:.0f} % of the run's {steps:,} steps:"
             " the learning rate climbs for most of the run; 1 to 10 % is usual"
         )
-    if not optim.has_end and not (optim.decay_tokens is None and optim.decay_steps is None):
+    if not optim.has_end and (optim.decay_tokens or optim.decay_steps):
         warnings.append(
             f'optim.schedule = "{optim.schedule}" has no end:'
             " decay_tokens and decay_steps have no effect"
         )
-    elif optim.decay_tokens is not None and optim.decay_tokens > train.tokens:
+    elif optim.decay_tokens and optim.decay_tokens > train.tokens:
         warnings.append(
             f"optim.decay_tokens = {optim.decay_tokens:,} lies beyond the budget,"
             f" train.tokens = {train.tokens:,}: the learning rate never reaches min_lr"
         )
-    elif steps is not None and optim.decay_steps is not None and optim.decay_steps > steps:
+    elif optim.decay_steps and optim.decay_steps > steps:
         warnings.append(
             f"optim.decay_steps = {optim.decay_steps:,} lies beyond the budget's {steps:,} steps: "
             "the learning rate never reaches min_lr"
@@ -188,7 +189,7 @@ def warnings_of(recipe: Sections) -> list[str]:
     slw = recipe.methods.get("seq_len_warmup")
     keeps_tokens = slw is not None and slw.batch == "tokens"
     early = recipe.varies & {"length", "batch"} and not keeps_tokens
-    if early and "steps" not in recipe.varies and optim.has_end and optim.decay_steps is not None:
+    if early and "steps" not in recipe.varies and optim.has_end and optim.decay_steps:
         warnings.append(
             "optim.decay_steps decays by steps while early steps hold fewer tokens:"
             " the learning rate falls too early; decay by tokens instead (decay_steps = false)"

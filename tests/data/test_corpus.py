@@ -91,9 +91,9 @@ def test_tokens_are_hashed_once_and_again_if_their_file_changes(cache, tmp_path,
 
     monkeypatch.setattr(shards_module, "hashlib", Counted)
 
-    def verify(full: bool = False) -> list[int]:
+    def verify(**full: bool) -> list[int]:
         hashed.clear()
-        prepare(data(book)).verify(full)
+        prepare(data(book)).verify(**full)
         return hashed
 
     both = [corpus.train.tokens, corpus.valid.tokens]

@@ -200,6 +200,7 @@ def test_sources_in_a_recipe(tmp_path):
     loaded = load_recipe(str(recipe), ["data.sources.1.weight=0.5"])
     own = TextSource(path="b.csv", text_field="body", weight=0.5)
     assert loaded.data.sources == (TextSource(path="stdlib", weight=3.0), own)
+    assert loaded.data.named_text == "stdlib, b.csv"
     for override, fault in (
         ("data.train=x.txt", r"beside \[\[data\.sources\]\]"),
         ("data.sources.1.weight=0.001", "a weight is at least a thousandth"),
