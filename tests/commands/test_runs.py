@@ -112,7 +112,12 @@ def test_a_glance_says_how_a_run_ended(root, event, status):
     with (path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert glance(path).status == "50 %"
-    assert glance(write_run(root, "whole", 0)).status == "finished"
+    rows = rows_of(50, 0)
+    whole = write_run(root, "whole", 0, steps=50, rows=rows, events=[event])
+    assert glance(whole).status == ("diverged" if status == "diverged" else "finished")
+    rows[-1]["val_loss"] = None
+    unevaluated = write_run(root, "unevaluated", 0, steps=50, rows=rows, events=[event])
+    assert glance(unevaluated).status == status, "F102"
 
 
 def test_a_thousand_runs_are_listed_within_a_second_and_a_half(root):
@@ -138,7 +143,8 @@ def test_list_takes_a_beginning_or_a_recipe_as_other_commands_do(root):
     write_run(root, "small", 11, name="mine")
     write_run(root, "small-slw", 1)
     assert sorted(read_runs(["small", "m*"]).name) == ["mine", "small-seed1"], "each once"
-    assert sorted(read_runs(["small-s"]).name) == ["small-seed1", "small-slw-seed1"]
+    named = json.loads(run("list small-s --format json").stdout)
+    assert sorted(value["name"] for value in named) == ["small-seed1", "small-slw-seed1"]
     assert "no runs called x in" in run("list x").stdout
 
 

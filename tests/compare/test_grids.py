@@ -25,15 +25,7 @@ def groups():
     return group_runs(runs)
 
 
-def test_the_best_is_the_lowest_mean_among_settings_that_all_finished():
-    frame = grid_frame(groups(), [LR])
-    best = frame[frame.best]
-    assert dict(zip(best.arm, best[LR], strict=True)) == {"a": 2e-3, "b": 2e-3}
-    assert list(frame[frame.arm == "a"].loss.round(9)) == [4.5, 4.1, 4.2]
-    assert all(not edge for edge in frame.edge)
-
-
-def test_a_grid_is_a_table_of_settings_and_recipes():
+def test_a_grid_is_a_table_and_the_best_the_lowest_mean_if_all_finished():
     lines = [line.split() for line in grid_lines(grid_frame(groups(), [LR]))[1:]]
     assert lines[:4] == [
         [LR, "a", "b"],

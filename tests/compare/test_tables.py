@@ -12,7 +12,6 @@ import pytest
 from scipy import stats
 
 from efftrain_cli.compare.comparison import compare
-from efftrain_cli.compare.show import frame_lines
 from efftrain_cli.compare.sources import UNKNOWN, read_table, read_wandb, runs_of
 from efftrain_cli.foundation.errors import DataError, UsageError
 from tests.compare.known_runs import row_of
@@ -180,9 +179,3 @@ def test_wandb_is_asked_for_the_project(monkeypatch):
         read_wandb("empty")
     with pytest.raises(DataError, match="wandb:gone cannot be read: Could not find"):
         read_wandb("gone")
-
-
-def test_a_frame_as_lines_has_no_nan_and_a_name_once():
-    frame = pd.DataFrame({"arm": ["a", "a"], "loss": [2.5, math.nan], "tokens": [1.5e6, 3.0]})
-    _, _, *rows = frame_lines(frame)
-    assert [row.split() for row in rows] == [["a", "2.5", "1.5M"], ["3"]]
