@@ -127,11 +127,6 @@ class Windows:
         places = np.concatenate([*map(self._cached_block, blocks)])
         return places[begin : begin + count]
 
-    def read(self, start: int, count: int) -> np.ndarray:
-        """Return windows at stream positions start .. start+count-1, int64 (count, seq_len + 1)."""
-        starts = self.starts(start, count)
-        return self.shards.read(starts, self.seq_len + 1)
-
     def batch(
         self,
         plan: StepPlan,
@@ -206,14 +201,11 @@ class Windows:
         return [number * room // gaps for number in range(count)]
 
     def _block(self, number: int) -> np.ndarray:
-        first = number * _BLOCK
-        return self._places(np.arange(first, first + _BLOCK))
-
-    def _places(self, positions: np.ndarray) -> np.ndarray:
+        """Return where the windows of a block of stream positions begin."""
         self.per_epoch  # noqa: B018  raises where there is too little text
         whose, before = self._pattern
-        rounds, at = np.divmod(positions, _MIX)
-        places = np.empty_like(positions)
+        rounds, at = np.divmod(number * _BLOCK + np.arange(_BLOCK), _MIX)
+        places = np.empty_like(at)
         base = 0
         for number, part in enumerate(self._parts):
             here = whose[at] == number

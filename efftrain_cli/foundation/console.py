@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def human(number: float, unit: str = "", digits: int = 3) -> str:
+def human(number: float, unit: str = "") -> str:
     """Format a number with its prefix: 1234567 -> "1.23M", with the unit "B" -> "1.23 MB".
 
     A count below 10,000 is written out, to four significant digits: 8192 -> "8,192".
@@ -34,7 +34,7 @@ def human(number: float, unit: str = "", digits: int = 3) -> str:
         number /= 1000
         prefix, larger = larger[0], larger[1:]
     space = " " if unit else ""
-    return f"{number:.{digits}g}{space}{prefix}{unit}"
+    return f"{number:.3g}{space}{prefix}{unit}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -42,11 +42,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def listed(names: Sequence[object], most: int = 4) -> str:
-    """Join the first names: (0, 1, 2, 3, 5, 6) -> "0, 1, 2, 3 and 2 more"."""
-    text = ", ".join(map(str, names[:most]))
-    if len(names) > most:
-        text += f" and {len(names) - most} more"
+def listed(names: Sequence[object]) -> str:
+    """Join the first four names: (0, 1, 2, 3, 5, 6) -> "0, 1, 2, 3 and 2 more"."""
+    text = ", ".join(map(str, names[:4]))
+    if len(names) > 4:
+        text += f" and {len(names) - 4} more"
     return text
 
 

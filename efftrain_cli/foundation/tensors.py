@@ -18,9 +18,7 @@ Tensors: TypeAlias = "dict[str, Tensor]"
 """Tensors by name, as a state dict."""
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
-) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a file of named tensors. Those on the CPU are not copied.
 
     Raises:
@@ -31,7 +29,7 @@ def write_tensors(
 
     on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(on_host, path, metadata)
+        save_file(on_host, path)
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         if number is None:

@@ -77,7 +77,7 @@ def test_the_order_is_that_of_its_definition(tmp_path, monkeypatch):
 def test_windows_are_cut_into_sequences_from_their_beginning(tmp_path, each, length):
     """7 sequences: of 7 windows, the rest dropped; of 4, the last half used; of 2, all of each."""
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
-    full = windows.read(20, 7)
+    full = windows.shards.read(windows.starts(20, 7), 65)
     batch = windows.batch(plan(7, length, 20, sequences_per_window=each))
     assert batch.tokens.is_contiguous() and batch.targets.is_contiguous()
     for number in range(7):
@@ -122,7 +122,7 @@ def test_validation_is_fixed_spread_and_without_overlap(tmp_path):
 def test_a_corpus_too_short_for_a_window_is_refused(tmp_path):
     windows = Windows(counting_shards(tmp_path, 127), 64, seed=1)
     with pytest.raises(DataError, match=r"127 tokens.*at least 128"):
-        windows.read(0, 1)
+        windows.starts(0, 1)
     assert Windows(counting_shards(tmp_path / "b", 128), 64, seed=1).per_epoch == 1
 
 

@@ -146,7 +146,7 @@ def test_other_activity_between_steps_draws_no_random_number(lab):
             ]
             if disturbed:
                 evaluate(state, recipe, session.val_windows)
-                session.train_data.read(100, 3)
+                session.train_data.starts(100, 3)
                 torch.rand(7), random.random(), np.random.rand(3)
         if not disturbed:
             after = generators()

@@ -18,6 +18,7 @@ from tests.recipe.mistaken import STAGED, TINY, problems, write, write_tiny
 def folder(tmp_path: Path) -> Path:
     return write_tiny(tmp_path)
 
+
 RULES = {
     "model.n_layer='6'": "must be a whole number",
     "model.n_layer=0": "must be at least 1",

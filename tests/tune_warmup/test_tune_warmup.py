@@ -200,7 +200,8 @@ def test_the_default_lists_are_around_the_recipe_s_own(tmp_path):
     """A warmup of 8 tokens and 20 steps: starts double to below 32; durations are 1.4 apart from
     the learning-rate warmup of 4 to 1.32 x 31 full steps."""
     settings = (write_text(tmp_path), *SETTINGS, "seq_len_warmup={start = 8, steps = 20}")
-    config = TuneConfig(recipe="small", settings=settings)
+    overrides = [write_text(tmp_path), *SETTINGS]
+    settings = (*overrides, "seq_len_warmup={start = 8, steps = 20}")
     found = find_candidates(config, load_recipe("small", settings))
     assert found.starts == [("seq_len_warmup.start=8",), ("seq_len_warmup.start=16",)]
     steps = [int(setting[0].rpartition("=")[2]) for setting in found.durations]
