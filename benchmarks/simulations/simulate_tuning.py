@@ -71,7 +71,7 @@ def searched(
 
 def search_rates(name: str, seeds: int, repetitions: int, random: Random) -> dict[str, float]:
     """Return shares over critical durations spread evenly (in the logarithm) over the list."""
-    config = TuneConfig(recipe=name, seeds=tuple(range(seeds)))
+    config = TuneConfig(recipe=name, seeds=tuple(range(seeds)), threshold=1.3)
     recipe = load_recipe(name)
     candidates = find_candidates(config, recipe)
     durations = [steps_of(setting) for setting in candidates.durations]

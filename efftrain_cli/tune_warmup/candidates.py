@@ -33,7 +33,7 @@ class TuneConfig:
     """Seeds of every setting; empty: three from the recipe's on."""
     steps: int | None = None
     """Steps that a duration is seen for; None: three learning-rate warmups."""
-    threshold: float = 1.3
+    threshold: float
     """Perplexity over its best so far above which a probe is unstable."""
     budget: float = math.inf
     """Tokens that all probes together may train."""

@@ -20,6 +20,11 @@ def test_the_plans_in_the_page_are_printed(command):
     assert "stable on all of them" in cli(*shlex.split(command)[1:]).output
 
 
+def test_the_threshold_in_the_page_is_the_default():
+    (threshold,) = re.findall(r"A fluctuation is (\S+) times the", PAGE)
+    assert f"[default: {threshold}]" in cli("tune-warmup --help").output
+
+
 def test_the_shares_in_the_page_are_those_of_the_table():
     path = REPOSITORY / "benchmarks" / "simulations" / "tuning.csv"
     reader = csv.DictReader(path.open(encoding="utf-8"))

@@ -227,11 +227,12 @@ def test_a_changed_study_is_refused(folder):
 
 def test_arms_tuned_over_unequal_numbers_of_settings_get_no_p(folder):
     path = folder / "s.toml"
-    path.write_text(STUDY.replace('recipe = "b.toml"', 'recipe = "b.toml"\ngrid = {}'))
+    text = STUDY.replace('recipe = "b.toml"', 'recipe = "b.toml"\ngrid = {}')
+    path.write_text(f'{text}[[arms]]\nname = "c"\nrecipe = "c.toml"\n')
     plan = read_study(path)
-    assert [arm.points for arm in plan.arms] == [2, 1]
-    (row,) = conduct(plan, Fake(normal)).verdicts
-    assert row.verdict == "" and row.why == UNEQUAL and row.p != row.p
+    assert [arm.points for arm in plan.arms] == [2, 1, 2]
+    row, judged = conduct(plan, Fake(normal)).verdicts
+    assert row.verdict == "" and row.why == UNEQUAL and row.p != row.p and judged.p < 1
 
 
 @pytest.mark.parametrize(

@@ -48,16 +48,6 @@ def cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: every, raising=False)
 
 
-def test_runs_of_a_study_are_listed_in_its_folder_once(folder):
-    """Look by look; those of a sweep without a name belong to nobody."""
-    for study in ("", "s"):
-        for seeds in ((0,), (0, 1)):
-            train(Pretrain(plain(*seeds)), study=study)
-        members = folder / "state" / "runs.txt"
-        assert members.exists() == bool(study)
-    assert members.read_text() == "plain-seed0\nplain-seed1\n"
-
-
 def test_a_stopped_sweep_continues_without_training_anything_twice(folder):
     """A run that diverges is a result."""
     trials = both(0, 1)

@@ -14,7 +14,7 @@ from efftrain_cli.sweep import folder_of
 from efftrain_cli.trials.trial import grid
 from tests.conftest import cli
 from tests.fake_runs import val_loss
-from tests.trials.stubs import both, write_recipes, write_trial
+from tests.trials.stubs import both, plain, write_recipes, write_trial
 
 
 @pytest.fixture
@@ -82,17 +82,22 @@ def test_several_budgets_end_with_the_ladder(folder):
 
 
 def test_one_recipe_at_one_setting_is_a_line_a_run(folder):
-    """Also at several budgets. By its name a sweep is found again."""
+    """Also at several budgets. A sweep with a name lists its runs."""
     budgets = {"train.tokens": ["2560", "5120"]}
     for trial in grid(["plain.toml"], (0,), budgets, "mine"):
         write_trial(trial, 4 if "5120" in trial.name else 0)
-    words = "sweep plain.toml --seeds 0 --name mine --set train.tokens=2560,5120"
-    assert cli(words).stdout.splitlines() == [
+    words = "sweep plain.toml --seeds 0 --name mine --set train.tokens=2560"
+    cli(words)
+    assert cli(f"{words},5120").stdout.splitlines() == [
         "run                          status    final_loss",
         f"mine-plain-tokens2560-seed0  finished      {val_loss(100, 0, 1.0):.4f}",
         "mine-plain-tokens5120-seed0  diverged           -",
     ]
-    assert "2 of 2 runs" in cli("runs list").stdout
+    write_trial(*plain(0))
+    cli("sweep plain.toml --seeds 0")
+    (members,) = (folder / "runs").rglob("runs.txt")
+    assert members.parent.name == "mine-sweep"
+    assert members.read_text() == "mine-plain-tokens2560-seed0\nmine-plain-tokens5120-seed0\n"
 
 
 def test_two_at_once_on_one_folder(folder):

@@ -97,19 +97,6 @@ def test_the_shortest_start_and_the_longest_duration_are_found(longest, start):
     assert best == f"start={start} steps={longest}"
 
 
-def test_the_probes_of_a_search_in_their_order():
-    """The control; start 8 and, from the recipe's own 80 steps, the neighbour 113, which is
-    unstable: 80 is the longest."""
-    answers = Answers(unstable_from(80))
-    found(answers)
-    assert answers.asked == [
-        "warmup=false 1 30",
-        "start=8 steps=80 1 10",
-        "start=8 steps=80 1 30",
-        "start=8 steps=113 1 30",
-    ]
-
-
 def test_a_setting_is_stable_if_it_is_on_all_of_its_seeds():
     """(a): 80 steps fail on the third seed only, 57 on none; a setting's other seeds are not
     probed once one has failed."""

@@ -129,7 +129,9 @@ def test_a_stable_control_says_that_nothing_was_told_apart(config, capsys):
 def test_the_unigram_plateau_is_that_of_the_texts(tmp_path):
     """Cross-entropy by hand: tokens counted in Python, each 64 times, and one more of each kind."""
     overrides = [write_text(tmp_path), *SETTINGS]
-    prober = Prober(folder=tmp_path, config=TuneConfig(recipe="small", settings=tuple(overrides)))
+    prober = Prober(
+        folder=tmp_path, config=TuneConfig(recipe="small", settings=tuple(overrides), threshold=1.3)
+    )
     recipe = load_recipe("small", overrides)
     corpus = prepare(recipe.data, limits=limits_of(recipe))
     counts = Counter(corpus.train.read([0], corpus.train.tokens)[0].tolist())
@@ -199,9 +201,9 @@ def test_a_budget_for_the_first_probe_trains_it_alone(config, capsys):
 def test_the_default_lists_are_around_the_recipe_s_own(tmp_path):
     """A warmup of 8 tokens and 20 steps: starts double to below 32; durations are 1.4 apart from
     the learning-rate warmup of 4 to 1.32 x 31 full steps."""
-    settings = (write_text(tmp_path), *SETTINGS, "seq_len_warmup={start = 8, steps = 20}")
     overrides = [write_text(tmp_path), *SETTINGS]
     settings = (*overrides, "seq_len_warmup={start = 8, steps = 20}")
+    config = TuneConfig(recipe="small", settings=settings, threshold=1.3)
     found = find_candidates(config, load_recipe("small", settings))
     assert found.starts == [("seq_len_warmup.start=8",), ("seq_len_warmup.start=16",)]
     steps = [int(setting[0].rpartition("=")[2]) for setting in found.durations]
@@ -240,7 +242,9 @@ def test_a_length_warmup_races_the_recipe_without_one():
     settings = ("data.train=my.txt", "seq_len_warmup.start=16", "optim.lr=1e-3")
     rivals = {"small-slw": "small", "unstable": "unstable", "mine.toml": "mine.toml"}
     for recipe, rival in rivals.items():
-        command = race_command(TuneConfig(recipe=recipe, settings=settings), best, "tuned")
+        command = race_command(
+            TuneConfig(recipe=recipe, settings=settings, threshold=1.3), best, "tuned"
+        )
         assert command == f"efftrain race {rival} tuned --set data.train=my.txt --set optim.lr=1e-3"
 
 
