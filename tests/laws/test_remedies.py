@@ -620,7 +620,7 @@ ELSEWHERE = {
     "has no split": "test_the_hub_is_read_as_far_as_it_is_needed",
     "has no fp8 matrix units": "test_fp8_units_that_a_gpu_lacks_are_emulated",
     "takes its own device": "test_each_process_takes_its_own_device",
-    "cannot be shared by {} devices": "test_one_device_goes_on_where_two_have_stopped",
+    "cannot be shared by {} devices": "test_as_many_ranks_as_the_smallest_step_has_sequences",
 }
 """Refusals that need a Hub, processes or a GPU -> the test that carries their advice out."""
 

@@ -192,7 +192,7 @@ def test_ranks_train_what_one_process_trains(lab, kind):
     """F9, F68: six steps, from whose checkpoint one process goes on."""
     count, values, inject = RANKS[kind]
     recipe = lab.recipe(every="4", **values)
-    words = [word for word in lab.words("r", recipe) if word != "--no-probe"]
+    words = ("pretrain", recipe, "--name", "r")
     ranks = start_ranks(lab.zygote, lab.folder, count, *words, "--steps", "6", inject=inject)
     assert [rank.wait() for rank in ranks] == [0] * count, ranks[0].errors
     lab.train("whole", "--steps", "8", recipe=recipe)
@@ -212,7 +212,6 @@ def test_ranks_train_what_one_process_trains(lab, kind):
 FAULTS = """
 import os
 import efftrain_cli.training.dist as dist
-import efftrain_cli.training.loop as loop
 import efftrain_cli.training.session as session
 dist.GRACE = 0.5
 
@@ -234,7 +233,7 @@ if os.environ["RANK"] == "1":
             " on rank 0\n  start all of them by one command, from the same installation and data\n",
         ),
         (
-            "loop.update = fail",
+            "session.Gradient = fail",
             [1, 5],
             "error: rank 1: out of memory in the largest micro-batch planned, 2 sequences of 32"
             " tokens: DefaultCPUAllocator: not enough memory\n  set train.micro_batch_tokens = 32"
@@ -244,9 +243,10 @@ if os.environ["RANK"] == "1":
     ids=["of all", "of one"],
 )
 def test_an_error_is_said_once(lab, fault, codes, said):
-    """F80, F82: by rank 0 if all ranks have it; else by each that has one of its own."""
+    """F80, F82: by rank 0 if all ranks have it; else by each that has one of its own, such as one
+    whose memory is less than the probe takes."""
     ranks = start_ranks(
-        lab.zygote, lab.folder, 2, *lab.words(), inject=FAULTS.replace("FAULT", fault)
+        lab.zygote, lab.folder, 2, "pretrain", lab.recipe(), inject=FAULTS.replace("FAULT", fault)
     )
     assert [rank.wait() for rank in ranks] == codes
     assert ranks[0].errors == said
