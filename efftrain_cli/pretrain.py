@@ -48,11 +48,11 @@ def start(
     *,
     recipe_name: str,
     name: str,
-    device: str = "auto",
-    steps: int | None = None,
-    with_probe: bool = True,
-    verify_data: Literal["lazy", "full"] = "lazy",
-    branch: Branch | None = None,
+    device: str,
+    steps: int | None,
+    with_probe: bool,
+    verify_data: Literal["lazy", "full"],
+    branch: Branch | None,
 ) -> Path:
     """Train `recipe` in a new run directory, up to step `steps`, and return it.
 
@@ -90,13 +90,13 @@ def start(
 def resume(
     name: str,
     *,
-    device: str = "auto",
-    steps: int | None = None,
-    with_probe: bool = True,
-    verify_data: Literal["lazy", "full"] = "lazy",
-    overrides: Sequence[str] = (),
-    override: bool = False,
-    from_start: bool = False,
+    device: str,
+    steps: int | None,
+    with_probe: bool,
+    verify_data: Literal["lazy", "full"],
+    overrides: Sequence[str],
+    override: bool,
+    from_start: bool,
 ) -> Path:
     """Continue run `name` from its newest valid checkpoint, as if it had never stopped.
 
