@@ -35,14 +35,13 @@ def model_line(recipe: Recipe, vocab_size: int) -> str:
 def steps_line(recipe: Recipe, summary: PlanSummary) -> str:
     """Return number and size of the steps that are left, and what changes from step to step."""
     plans = [group.plan for group in summary.groups]
-    sizes = sorted(plan.batch_size * plan.seq_len for plan in plans) or [0]
+    if not plans:
+        return "steps   none is left"
+    sizes = sorted(plan.batch_size * plan.seq_len for plan in plans)
     size = f"{sizes[0]:,}"
     if sizes[-1] > sizes[0]:
         size += f" to {sizes[-1]:,}"
     about = "about " if "steps" in recipe.varies else ""
-    if not plans:
-        return f"steps   {about}{summary.steps:,} of {size} tokens"
-
     first = plans[0]
     begin = f"{first.step:,} to " if first.step > 1 else ""  # a branch has its parent's steps
     parts = [f"steps   {about}{begin}{summary.steps:,} of {size} tokens"]

@@ -147,7 +147,7 @@ def test_wrong_names_and_values_answer_without_pytorch(root):
     assert len(list((root / "runs").iterdir())) == 4, "a mistake leaves no folder"
 
 
-@pytest.mark.parametrize("value", ["-1", "1e-30", "nan", "inf"])
+@pytest.mark.parametrize("value", ["-1", "9e-4", "nan", "1001"])
 def test_numbers_that_mean_nothing_are_refused(root, value):
     for line, range_ in (
         (f"compare small --target-loss {value}", "from 0.01 to 100"),

@@ -40,8 +40,9 @@ def test_a_run_equals_the_branch_of_a_longer_one_where_its_decay_begins(lab):
     origin = lab.checkpoint("trunk", 15) / "manifest.json"
     digest = sha256_of(origin)
     shorter = "--set train.tokens=2560"
-    first, *_ = branch(lab, "trunk@15", f"{shorter} --plan").output.splitlines()
+    first, _, _, steps, *_ = branch(lab, "trunk@15", f"{shorter} --plan").output.splitlines()
     assert first == "branch  after step 15: 1,920 tokens"
+    assert steps.startswith("steps   16 to 20 of 128 tokens; lr ")
     planned = json.loads(branch(lab, "trunk@15", f"{shorter} --plan --format json").output)
     branch(lab, "trunk@15", f"--name branch {shorter}")
     shutil.rmtree(lab.run("trunk"))
