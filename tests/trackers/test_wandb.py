@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.trackers import tensorboard
 from efftrain_cli.trackers import wandb as wandb_sync
 from efftrain_cli.trackers.rows import grouped, series_of
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, cli
 from tests.fake_runs import rows_of, sealed_lines, write_run, write_sealed
 from tests.launch import wait_until
 from tests.trackers.follower import write_while_followed
@@ -36,10 +37,18 @@ def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path, mon
     monkeypatch.setenv("WANDB_API_KEY", secret)
     rows = rows_of(60, 0, loss=9.0) + rows_of(100, 0, segment=1, first=41, loss=2.0)
     path = write_run(tmp_path, "small", 0, rows=rows)
-    synced = wandb_sync.sync(path)
+    done = cli("wandb-sync", str(path))
+    first, last = done.stdout.splitlines()
+    assert re.fullmatch(
+        r"101 rows as wandb run small-seed0-[0-9a-f]{8} \(offline\), files in \S+/wandb", first
+    )
+    assert re.fullmatch(
+        r"send them with: wandb sync \S+/wandb/offline-run-\*-small-seed0-[0-9a-f]{8}", last
+    )
+    assert done.stderr == ""
     history = read_history(path / "wandb")
     counting = latest_rows(path)
-    assert synced.rows == len(history) == len(counting) == 101
+    assert len(history) == len(counting) == 101
     assert [row["_step"] for row in history] == list(range(101))
     assert [row["train/loss"] for row in history[1:]] == [9.0] * 40 + [2.0] * 60
     for row, expected in zip(history, counting, strict=True):
@@ -53,7 +62,6 @@ def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path, mon
     for record in read_records(path / "wandb"):
         assert record.WhichOneof("record_type") not in ("environment", "stats")
         assert not record.run.HasField("git")
-    assert capfd.readouterr() == ("", "")
 
 
 def test_columns_stand_in_groups():
@@ -125,7 +133,9 @@ def test_tensorboard_has_the_same_curves(tmp_path, monkeypatch):
         loss = events.Scalars("train/loss")
         return [event.step for event in loss], [event.value for event in loss]
 
-    tensorboard.write(path)
+    shown = cli("wandb-sync --tensorboard", str(path)).stdout
+    folder = path / "tensorboard"
+    assert shown == f"101 rows for TensorBoard; see them with: tensorboard --logdir {folder}\n"
     assert read() == (list(range(101)), [9.0] * 41 + [2.0] * 60)
     later = rows_of(110, 0, segment=1, first=101, loss=1.0)
     write_while_followed(monkeypatch, path, sealed_lines(later))
