@@ -47,6 +47,11 @@ def import_hf(
     """
     if run_path(name).exists():
         raise taken(name)
+    if load_recipe(recipe_name).stages:
+        raise UsageError(
+            f"recipe {recipe_name} has stages, which say how large the model is\n"
+            "  choose one without"
+        )
     source = source or str(directory)
     for override in overrides:
         if override.startswith(("model.", "data.tokenizer", "stages")):
@@ -78,11 +83,6 @@ def import_hf(
     recipe = load_recipe(
         recipe_name, [*overrides, *shape_overrides, f"data.tokenizer={json.dumps(str(target))}"]
     )
-    if recipe.stages:
-        raise UsageError(
-            f"recipe {recipe_name} has stages, which say how large the model is\n"
-            "  choose one without"
-        )
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer_path = Path(scratch) / "tokenizer.json"
         tokenizer.save(tokenizer_path)

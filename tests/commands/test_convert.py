@@ -76,7 +76,7 @@ def test_export_and_import_give_the_model_back(exported, tmp_path):
         cli(f"pretrain --resume {name} --steps 3 --no-probe")
 
 
-def test_rows_beyond_the_tokenizer_are_padding(exported):
+def test_rows_beyond_the_tokenizer_are_padding(exported, capsys):
     """Some exports pad the embedding: 20 rows more, which no token uses."""
     before, directory = exported
     tensors = load_file(directory / "model.safetensors")
@@ -87,6 +87,7 @@ def test_rows_beyond_the_tokenizer_are_padding(exported):
     config["vocab_size"] += 20
     (directory / "config.json").write_text(json.dumps(config))
     import_hf(directory, "padded")
+    assert "20 of the embedding's 320 rows are not tokens" in capsys.readouterr().err
     after = load_trained_model("padded", None, CPU).model
     assert (
         after.config.vocab_size == wte.shape[0]
@@ -102,6 +103,8 @@ def test_refusals(exported, tmp_path):
         import_hf(directory, "random")
     with pytest.raises(UsageError, match=r"model\.n_layer"):
         import_hf(directory, "other", overrides=("model.n_layer=3",))
+    with pytest.raises(UsageError, match="small-staged-depth has stages"):
+        import_hf(directory, "other", "small-staged-depth")
     with pytest.raises(EfftrainError, match="run name"):
         import_hf(directory, "../other")
     config = json.loads((directory / "config.json").read_text())
