@@ -108,9 +108,11 @@ def staged_warnings(recipe: Recipe, end: Progress) -> Iterator[str]:
     optim = recipe.optim
     if not recipe.stages or end.tokens < budget:
         return
-    for stage in recipe.stages[:-1]:
-        assert stage.switch is not None  # a rule of the recipe
-        if stage.switch.reads_val_loss() or (stage.switch.rule == "flops" and not end.flops):
+    for stage in recipe.stages:
+        switch = stage.switch
+        if switch is None:  # of the last stage
+            continue
+        if switch.reads_val_loss() or (switch.rule == "flops" and not end.flops):
             return
 
     decay = optim.decay_tokens or budget
