@@ -69,7 +69,7 @@ def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
     )
     return environment.get_template("model_card.md").render(
         trained=trained,
-        family=hf_config(trained.model.config, 0).model_type,
+        family=hf_config(trained.model.config, trained.tokenizer.eot_id).model_type,
         efftrain=origin.get("efftrain") or __version__,
         recipe_name=recipe_name(origin, trained.run.name),
         losses=validation_curve(rows),

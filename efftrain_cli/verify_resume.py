@@ -32,9 +32,7 @@ _FREE = ("seconds", "segment", "tokens_per_second", "mfu")
 """Endings of the columns that may differ between two equal runs."""
 
 
-def verify_resume(
-    recipe: Recipe, *, device: str = "auto", half: int = 4, devices: int = 1
-) -> list[str]:
+def verify_resume(recipe: Recipe, *, device: str, half: int, devices: int) -> list[str]:
     """Compare a run of 2 x `half` steps with one that was stopped after `half` and continued;
     return what to print.
 

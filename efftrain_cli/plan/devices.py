@@ -52,8 +52,8 @@ class PlannedDevice:
     torch_name: str = ""
     """PyTorch's name of an assumed device; "" for the one here."""
     count: int = 1
-    share: float = 0.0
-    """Assumed share of the peak rate; 0 for the device here."""
+    share: float = SHARE
+    """Assumed share of the peak rate."""
 
     def dtype(self, setting: str) -> str:
         """Return the number type of training by train.dtype: "bf16", "tf32" or "fp32"."""
