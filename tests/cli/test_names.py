@@ -10,7 +10,7 @@ import pytest
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.names import find_run, select_runs
-from tests.conftest import cli, python
+from tests.conftest import cli, invoke, python
 from tests.fake_runs import write_run
 
 
@@ -145,6 +145,18 @@ def test_wrong_names_and_values_answer_without_pytorch(root):
     for line, (code, said) in answers.items():
         assert code == 2 and WRONG[line] in said, f"{line}: {said}"
     assert len(list((root / "runs").iterdir())) == 4, "a mistake leaves no folder"
+
+
+def test_what_is_counted_begins_with_one(root):
+    for line, options in (
+        ("sample r", "max-tokens top-k count"),
+        ("bench small", "steps devices"),
+        ("verify-resume small", "steps"),
+        ("eval-zeroshot r", "limit stride batch-tokens"),
+    ):
+        for option in options.split():
+            done = invoke(f"{line} --{option} 0")
+            assert done.exit_code == 2 and "Invalid value" in done.output, (line, option)
 
 
 @pytest.mark.parametrize("value", ["-1", "9e-4", "nan", "1001"])

@@ -14,7 +14,7 @@ import pytest
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.plan import devices
-from efftrain_cli.plan.devices import PlannedDevice, device_here
+from efftrain_cli.plan.devices import device_here
 from efftrain_cli.plan.rates import Rate, remember_rate
 from tests.conftest import cli, python, sets
 
@@ -240,12 +240,13 @@ def test_a_driver_that_hangs_says_nothing_of_the_gpu(monkeypatch):
 
     monkeypatch.setattr(devices, "which", lambda tool: f"/usr/bin/{tool}")
     monkeypatch.setattr(devices.subprocess, "run", hang)
-    assert device_here("cuda") == PlannedDevice(memory=0)
+    here = device_here("cuda")
+    assert (here.memory, here.dtype("auto"), here.dtype("tf32")) == (0, "fp32", "fp32")
 
 
-@pytest.mark.parametrize(("version", "dtype"), [("9.0", "bf16"), ("7.5", "fp32")])
-def test_memory_and_number_type_are_those_of_the_device(monkeypatch, version, dtype):
-    """Two GPUs of 81,559 MiB, of Hopper or of Turing; without them, 7 bytes of this machine."""
+@pytest.mark.parametrize(("version", "dtype"), [("8.0", "bf16"), ("7.5", "fp32")])
+def test_memory_and_number_type_are_those_of_the_device(monkeypatch, tmp_path, version, dtype):
+    """Two GPUs of 81,559 MiB, of Ampere or of Turing; without them, 7 bytes of this machine."""
     asked = subprocess.CompletedProcess([], 0, 2 * f"81559, {version}\n")
     monkeypatch.setattr(devices, "which", lambda tool: f"/usr/bin/{tool}")
     monkeypatch.setattr(devices.subprocess, "run", lambda *words, **options: asked)
@@ -256,7 +257,10 @@ def test_memory_and_number_type_are_those_of_the_device(monkeypatch, version, dt
     assert found.memory == 81_559 * 2**20
     assert found.dtype("auto") == dtype
     assert found.dtype("tf32") == dtype.replace("bf16", "tf32")
+    monkeypatch.setattr(devices, "CPU_INFO", tmp_path / "cpuinfo")
+    assert device_here("cpu").dtype("auto") == "fp32"
+    devices.CPU_INFO.write_text("flags: fma amx_tile")
     here = device_here("cpu")
-    assert here.memory == 7
+    assert (here.memory, here.dtype("auto")) == (7, "bf16")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert device_here("auto") == here

@@ -51,7 +51,7 @@ def test_local_sets_with_a_limit(efftrain, run, sets):
     assert result.stdout.startswith("random, step 10, context 64, fp32\n")
     assert result.stdout.splitlines()[2].split()[-1] == "2/3"
     assert "warning" not in result.stderr
-    assert result.stderr.splitlines()[-1].startswith("piqa: 2 items in ")
+    assert re.fullmatch(r"piqa: 2 items in \d+ m?s", result.stderr.splitlines()[-1])
     (entry,) = read_results(run)
     manifest = json.loads((run / "checkpoints" / "step-00000010" / "manifest.json").read_text())
     assert entry["checkpoint_sha256"] == manifest["files"]["model.safetensors"]["sha256"]
@@ -66,6 +66,7 @@ def test_the_same_question_again_replaces_its_answer(run, sets, monkeypatch):
     """A limit that leaves nothing out is none; other batches move no score."""
     pytest.importorskip("lm_eval")
     monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    monkeypatch.setattr(eval_zeroshot, "hub_unreachable", None)  # the Hub is not asked
     evaluate(f"random --data-dir {sets}")
     assert os.environ["TQDM_DISABLE"] == "1", "the libraries show no bars"
     again = evaluate(
@@ -107,8 +108,6 @@ def test_refusals(run, sets, tmp_path):
     ):
         with pytest.raises(kind, match=re.escape(words)):
             evaluate(line)
-    for option in ("--limit 0", "--dtype fp8", "--stride 0"):
-        assert invoke(f"eval-zeroshot random {data} {option}").exit_code == 2
     (run / "checkpoints" / "step-00000010" / "progress.json").unlink()
     with pytest.raises(CheckpointError):
         evaluate(f"random {data}")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from efftrain_cli.foundation.step import Progress, StepResult
+from efftrain_cli.plan.describe import is_stuck, result_line
 from efftrain_cli.plan.plan import (
     after_step,
     plan_equal_steps,
@@ -185,3 +186,13 @@ def test_a_step_changes_only_what_it_is_about():
         schedule_tokens=2670,
         lr_warmup_tokens=100 if RECIPE.optim.warmup_steps < 7 else 2670,
     )
+
+
+def test_a_result_says_what_was_spent_or_that_the_run_is_stuck():
+    """Stuck is within one percent of the loss of token frequencies alone."""
+    spent = Progress(tokens=600_064, flops=3.8e12, train_seconds=44.0)
+    line = result_line(spent, 4.0981, 5.937)
+    assert line == "result  val loss 4.0981 nats/token; 600K tokens, 3.8 TFLOPs, 44 s"
+    line = result_line(spent, 5.931, 5.937)
+    assert line == "result  val loss 5.9310 nats/token: stuck; token frequencies alone give 5.937"
+    assert [is_stuck(loss, 100.0) for loss in (98.9, 99.1, 100.9, 101.1)] == [0, 1, 1, 0]

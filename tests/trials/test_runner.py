@@ -11,6 +11,7 @@ from shutil import rmtree
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from efftrain_cli.foundation.errors import (
@@ -256,6 +257,7 @@ def test_more_runs_than_memory_holds_are_refused(folder, monkeypatch):
 def test_a_container_s_cache_of_files_counts_as_free(tmp_path, monkeypatch):
     """1,000 bytes allowed, 950 used, 300 + 400 of them by the cache: 750 can be taken."""
     monkeypatch.setattr(cost, "CONTROL_GROUP", tmp_path)
+    assert cost.free_memory() == pytest.approx(psutil.virtual_memory().available, rel=0.3)
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("950\n")
     (tmp_path / "memory.stat").write_text(
