@@ -159,12 +159,10 @@ class JsonLines:
         # No line is expected to be longer than 1 MiB.
         length = min(size, 1 << 20)
         tail = os.pread(self._file, length, size - length)
-        if not tail or tail.endswith(b"\n"):
-            return
         last = tail[tail.rfind(b"\n") + 1 :]
         if _is_whole(last):
             os.write(self._file, b"\n")
-        else:
+        elif last:
             os.ftruncate(self._file, size - len(last))
 
     def _append_unwritten(self) -> None:

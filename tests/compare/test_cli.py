@@ -122,6 +122,10 @@ def test_details_in_full():
     assert DETAILS.startswith("\n".join(screen[:8]))
     assert screen[8:] == [f"note: {number}" for number in ("one", "two", "three", "four")]
     assert last == "note: 1 more: --details"
+    colours = figures.colours_of(comparison.arms)
+    (axes,) = figures.differences_figure(comparison.rows, colours).axes
+    bars = [bar.get_segments()[0][:, 1].round(4).tolist() for bar in axes.collections]
+    assert bars == [[-0.0127, 0.0177], [0.487, 0.513]]
 
 
 PLOT = """\

@@ -110,6 +110,7 @@ def test_holm_and_bonferroni_by_hand():
     with_unknown = correct([0.01, math.nan, 0.03], can_step=True)
     assert list(with_unknown[[0, 2]]) == pytest.approx([0.03, 0.06]), "NaN counts as 1"
     assert math.isnan(with_unknown[1])
+    assert list(correct([0.6, 0.7], can_step=True)) == [1, 1]
 
 
 def test_a_look_spends_its_share_of_alpha():

@@ -172,7 +172,13 @@ def test_figures_show_runs_fits_intervals_and_the_line():
     losses = losses_figure(comparison.ladder, colours).axes[0]
     assert [len(runs.get_offsets()) for runs in losses.collections] == [36, 36]
     assert len(losses.get_lines()) == 2 * 4
-    sizes, line, _ = gains_figure(comparison.gains, colours).axes[0].get_lines()
+    ends = 8 - 0.3 * np.log([6e3 * 1.5, 24e3 * 1.5])
+    assert losses.get_lines()[0].get_ydata() == pytest.approx(ends, abs=0.002)
+    axes = gains_figure(comparison.gains, colours).axes[0]
+    sizes, line, one = axes.get_lines()
+    assert list(one.get_ydata()) == [1, 1]
+    first = comparison.gains.iloc[0]
+    assert axes.collections[0].get_segments()[0][:, 1] == pytest.approx([first.low, first.high])
     assert list(sizes.get_xdata()) == [1e5, 2e5, 4e5, 8e5]
     start, end = line.get_ydata()
     assert start / end == pytest.approx(math.exp(0.3), rel=0.02)

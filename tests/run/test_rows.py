@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.run.lines import sealed, split_lines
+from efftrain_cli.run.lines import parse, sealed, split_lines
 from efftrain_cli.run.metrics import latest_rows, read_metrics
 from efftrain_cli.run.reading import load_run
 from efftrain_cli.run_show import verify_run
@@ -70,6 +70,8 @@ def test_both_readers_equal_json_on_awkward_numbers(tmp_path):
         expected = [np.nan if row.get(name) is None else float(row[name]) for row in rows]
         np.testing.assert_array_equal(fast.frame[name], expected)
     assert fast.corrupt == () and latest_rows(tmp_path) == rows
+    nested = sealed({"loss": math.nan, "norms": {"h.0": (1.0, math.inf)}})
+    assert parse(nested.encode()) == {"loss": None, "norms": {"h.0": [1.0, None]}}
 
 
 # --- damage ---------------------------------------------------------------------------------------
