@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.launch import Process, Zygote
 
 pytestmark = pytest.mark.slow
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -239,39 +240,54 @@ NEWEST = {
 one of them."""
 
 
+IMPORTED_ANEW = """
+import sys
+sys.dont_write_bytecode = True
+OTHERS = ("efftrain_cli", "tests", "typer")
+for name in [name for name in sys.modules if name.split(".")[0] in OTHERS]:
+    del sys.modules[name]
+sys.path.insert(0, ROOT)
+exec(CODE, {"__name__": "__main__"})
+raise SystemExit
+"""
+"""Runs CODE with the package at ROOT, in a process that has PyTorch already."""
+
+
+@dataclass
+class Copy:
+    """A copy of the package and its tests."""
+
+    root: Path
+    zygote: Zygote
+
+    def run(self, code: str, changes: Sequence[Edit] = ()) -> Process:
+        """Run code with changes, which are undone afterwards."""
+        before: dict[Path, str] = {}
+        for file, old, new in changes:
+            path = self.root / "efftrain_cli" / file
+            text = path.read_text() if old else ""
+            assert not old or text.count(old) == 1, f"{file}: {old}"
+            before.setdefault(path, text)
+            path.write_text(text.replace(old, new) if old else new)
+        inject = f"ROOT, CODE = {str(self.root)!r}, {code!r}\n{IMPORTED_ANEW}"
+        files = {"out": self.root / "out", "err": self.root / "err"}
+        process = self.zygote.start(cwd=self.root, inject=inject, **files)
+        process.wait(120)
+        for path, text in before.items():
+            if text:
+                path.write_text(text)
+            else:
+                path.unlink()
+        return process
+
+
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Copy:
     root = tmp_path_factory.mktemp("copy")
     for folder in ("efftrain_cli", "recipes", "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / folder, root / folder, ignore=ignored)
-    return root
-
-
-def run(root: Path, code: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-B", "-c", code]
-    environment = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-def run_edited(root: Path, changes: list[Edit], code: str) -> subprocess.CompletedProcess[str]:
-    """Run code in the copy with changes, which are undone afterwards."""
-    for file, old, new in changes:
-        path = root / "efftrain_cli" / file
-        text = path.read_text() if old else ""
-        assert not old or text.count(old) == 1, f"{file}: {old}"
-        path.write_text(text.replace(old, new) if old else new)
-    try:
-        return run(root, code)
-    finally:
-        for file, old, _ in changes:
-            path = root / "efftrain_cli" / file
-            if old:
-                shutil.copy(REPOSITORY / "efftrain_cli" / file, path)
-            else:
-                path.unlink()
+    return Copy(root, zygote)
 
 
 @pytest.mark.parametrize("what", ADDITIONS)
@@ -280,8 +296,8 @@ def test_an_addition_takes_the_files_of_its_row(copy, what):
     (row,) = re.findall(rf"^\| [^|]*\b{what}\b[^|]*\|(.*?)\|", TABLE, re.M)
     for file, old, _ in changes:
         assert f"`{file}`" in row or (not old and f"`{Path(file).parent}`" in row), file
-    done = run_edited(copy, changes, code)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = copy.run(code, changes)
+    assert done.code == 0, done.said()[-2000:]
 
 
 (EXAMPLE,) = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
@@ -314,18 +330,18 @@ def test_the_worked_example_is_a_method(copy):
         (before,) = re.findall(r"^ (.*\n)", lines, re.MULTILINE)
         changes.append(Edit(path, before, added + before))
     assert DIFF.count("\n+") == 4, "an import, a field, and one question to the method"
-    done = run_edited(copy, changes, METHOD)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = copy.run(METHOD, changes)
+    assert done.code == 0, done.said()[-2000:]
 
 
 @pytest.mark.parametrize("name", NEWEST)
 def test_every_line_that_names_the_newest_is_needed(copy, name):
     lines, code = NEWEST[name]
     assert len(lines) <= 4
-    done = run(copy, code)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = copy.run(code)
+    assert done.code == 0, done.said()[-2000:]
     for line in lines:
-        assert run_edited(copy, [line], code).returncode != 0, line
+        assert copy.run(code, [line]).code != 0, line
 
 
 def test_every_row_is_tried():
