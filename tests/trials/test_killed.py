@@ -6,14 +6,14 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from efftrain_cli.run.small_files import read_run
 from tests.conftest import typed
-from tests.launch import start_efftrain, wait_until
+from tests.launch import wait_until
 from tests.trials.stubs import STUDY, write_recipes
 
 
@@ -31,24 +31,22 @@ COMMANDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_killed_at_random_continues(folder, command, efftrain):
+def test_a_command_killed_at_random_continues(folder, command, efftrain, zygote):
     """F78: no run is begun twice, and each comes to its end."""
     (folder / "small.toml").write_text(STUDY)
     words = typed(COMMANDS[command])
     draw = random.Random(command)
     kills = 0
-    for _ in range(6):
-        process = start_efftrain(folder, *words)
-        try:
-            out, err = process.communicate(timeout=draw.uniform(0.5, 4))
+    for _ in range(4):
+        process = zygote.start(*words, cwd=folder, out=folder / "out", err=folder / "err")
+        end = time.monotonic() + draw.uniform(0.3, 3)
+        while time.monotonic() < end and not process.ended():
+            time.sleep(0.01)
+        if process.ended():
             break
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            kills += 1
-    else:
-        out, err = start_efftrain(folder, *words).communicate(timeout=300)
-    assert "in final loss" in out and kills, err
+        process.kill(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    assert "in final loss" in efftrain(COMMANDS[command], timeout=300).stdout and kills
     for path in (folder / "runs").glob("*-seed*"):
         events = [event["event"] for event in read_run(path).events]
         assert events.count("start") == 1 and events[-1] == "end"
@@ -75,20 +73,19 @@ def race_again(folder, efftrain):
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_ends_a_sweep_whose_runs_are_saved_all_the_same(folder):
+def test_a_second_ctrl_c_ends_a_sweep_whose_runs_are_saved_all_the_same(folder, zygote):
     """F20: with 130, while they are being saved."""
     words = typed("sweep plain.toml warm.toml --seeds 0 --jobs 2 --set train.tokens=1000000")
-    process = start_efftrain(folder, *words)
+    process = zygote.start(*words, cwd=folder, out=folder / "out", err=folder / "err")
     runs = [folder / "runs" / f"{arm}-tokens1000000-seed0" for arm in ("plain", "warm")]
-    wait_until(lambda: all((run / "metrics.jsonl").exists() for run in runs), process)
-    wait_until(lambda: all((run / "lock").read_text() for run in runs), process)
+    process.wait_for(lambda: all((run / "metrics.jsonl").exists() for run in runs), timeout=300)
+    process.wait_for(lambda: all((run / "lock").read_text() for run in runs))
     numbers = [int((run / "lock").read_text().split()[1]) for run in runs]
     for number in numbers:
         os.kill(number, signal.SIGSTOP)  # no run is saved before it goes on
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    next(line for line in process.stderr if line.startswith("stopping: "))
-    process.send_signal(signal.SIGINT)
+    process.kill(signal.SIGINT)
+    process.wait_for(lambda: "stopping: " in process.errors)
+    process.kill(signal.SIGINT)
     assert process.wait() == 130
     for number in numbers:
         # The system wakes stopped orphans itself: one may have ended already.
