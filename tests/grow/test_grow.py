@@ -21,8 +21,6 @@ from efftrain_cli.foundation.errors import (
 )
 from efftrain_cli.grow import grow
 from efftrain_cli.grow.grow import grow_run
-from efftrain_cli.pretrain import resume, start
-from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.metrics import latest_rows
@@ -77,8 +75,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "".join(f"line {i}: {i * i} is the square of {i}\n" for i in range(1500))
         )
         (root / "small.toml").write_text(RECIPE.format(text=root / "text.txt"))
-        recipe = load_recipe(str(root / "small.toml"))
-        start(recipe, recipe_name="small", name="small", with_probe=False)
+        cli(f"pretrain {root / 'small.toml'} --name small --no-probe")
         yield root
 
 
@@ -118,9 +115,8 @@ def test_a_grown_run_begins_with_the_grown_state_and_leaves_the_source_alone(hom
 def test_continuing_a_grown_run_is_training_its_recipe_from_the_start(home):
     """Bit for bit: grow changes nothing but where the run begins."""
     grown = grow_run("small", ["depth", "width"], "both", CPU, overrides=MORE)
-    resume("both", with_probe=False)
-    recipe = load_recipe(str(grown.run / "recipe.toml"))
-    start(recipe, recipe_name="x", name="from-scratch", with_probe=False)
+    cli("pretrain --resume both --no-probe")
+    cli(f"pretrain {grown.run / 'recipe.toml'} --name from-scratch --no-probe")
     found = []
     for name in ("both", "from-scratch"):
         run = home / "runs" / name
@@ -136,12 +132,11 @@ def test_continuing_a_grown_run_is_training_its_recipe_from_the_start(home):
 
 def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home):
     """The copied rows are one segment, and what the grown run adds counts beside them."""
-    recipe = load_recipe(str(home / "small.toml"))
-    start(recipe, recipe_name="small", name="resumed", steps=6, with_probe=False)
-    resume("resumed", with_probe=False)
+    cli(f"pretrain {home / 'small.toml'} --name resumed --steps 6 --no-probe")
+    cli("pretrain --resume resumed --no-probe")
     grown = grow_run("resumed", ["width"], "wide-resumed", CPU, overrides=MORE)
     assert {row["segment"] for row in read_lines(grown.run / "metrics.jsonl")} == {0}
-    resume("wide-resumed", with_probe=False)
+    cli("pretrain --resume wide-resumed --no-probe")
     assert [row["step"] for row in latest_rows(grown.run)] == list(range(31))
     listed = read_runs(["resumed", "wide-resumed"]).sort_values("name")
     assert list(listed.tokens) == list(listed.budget) == [960, 1920], "each has its own budget"
