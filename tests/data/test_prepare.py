@@ -151,11 +151,11 @@ def test_one_document_is_held_out_at_least(cache, tmp_path):
     assert choose([(1, 50)], 1, 20) == (-1, [])
 
 
-def test_a_limit_is_one_of_the_tokenizer_s_sample_too(cache, book, tmp_path):
+def test_a_limit_is_one_of_the_tokenizer_s_sample_too(cache, tmp_path):
     """1,000 tokens: documents of 1,000 characters, a letter each, until there are 8,000."""
     rows = [100 * (9 * letter + " ") for letter in "abcdefghijkl"]
     write_texts(tmp_path / "a.jsonl", rows)
-    corpus = prepare(data(tmp_path / "a.jsonl", valid=str(book), max_tokens=1000))
+    corpus = prepare(data(tmp_path / "a.jsonl", valid=str(write_book(tmp_path)), max_tokens=1000))
     equal = [train_tokenizer(300, rows[:n]).sha256 == corpus.tokenizer_sha256 for n in (7, 8, 9)]
     assert equal == [False, True, False]
 
