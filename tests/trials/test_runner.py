@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from efftrain_cli.foundation.console import human
 from efftrain_cli.foundation.errors import (
     EfftrainError,
     OutOfMemoryError,
@@ -242,8 +243,11 @@ def test_more_runs_than_memory_holds_are_refused(folder, monkeypatch):
         cost.check_memory([recipe], 2)
     monkeypatch.setattr(cost, "free_memory", lambda: 2 * each)
     cost.check_memory([recipe], 2)
-    with pytest.raises(OutOfMemoryError, match=r"use --jobs 2.*, which changes no result$"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"use --jobs 2.*, which changes no result$"
+    ) as error:
         cost.check_memory([recipe], 3)
+    assert f"3 runs at once need about {human(3 * each, 'B')} of memory" in str(error.value)
     method = load_recipe("plain.toml", ["standardization_loss={weight=0.1}"])
     with pytest.raises(OutOfMemoryError, match=r", another result by a method$"):
         cost.check_memory([recipe, method], 3)
