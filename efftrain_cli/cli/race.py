@@ -170,7 +170,7 @@ def begin(plan: Plan, yes: bool) -> None:
         costs_of([*tuning, *plan.trials(look)], weights_only=True)
         for look in (plan.looks[0], plan.looks[-1])
     ]
-    time = str(costs) if not costs.runs else costs.time
+    time = costs.time
     if first.seconds and costs.seconds:
         span = f"{human_seconds(first.seconds)} to {human_seconds(costs.seconds)}"
         time = f"about {span} (by earlier runs)"

@@ -30,13 +30,15 @@ class Costs:
     @property
     def time(self) -> str:
         """The seconds in words."""
+        if not self.runs:
+            return "nothing is left to train"
         if self.seconds is None:
             return "time unknown: nothing was measured here"
         return f"about {human_seconds(self.seconds)} (by earlier runs)"
 
     def __str__(self) -> str:
         if not self.runs:
-            return "nothing is left to train"
+            return self.time
         parts = [
             counted(self.runs, "run"),
             f"{human(self.tokens)} tokens",

@@ -13,7 +13,7 @@ from efftrain_cli.foundation.errors import EfftrainError, UsageError
 from efftrain_cli.study.plans import read_study
 from efftrain_cli.trials.command import curve_of, fill_in
 from efftrain_cli.trials.trial import Trial
-from tests.conftest import cli
+from tests.conftest import cli, invoke
 
 PROGRAM = """\
 import os, sys
@@ -25,7 +25,7 @@ if os.path.exists("crash") and seed == 101:
     print(*"abcdef", sep="\\n")
     sys.exit(9)
 if arm == "dead":
-    sys.exit(3)
+    sys.exit(1)
 noise = seed * 7 % 5 / 20 + seed * len(arm) % 7 / 1000
 for step in range(1, 8):
     print(f"step {step} val_loss: {4 - 0.1 * step + noise - 0.1 * (arm == 'better')}")
@@ -93,9 +93,10 @@ def test_a_crash_stops_the_race_with_its_last_lines_and_it_continues(folder):
 
 
 def test_an_exit_code_may_mean_that_training_diverged(folder):
-    with pytest.raises(EfftrainError, match="failed with exit code 3"):
+    with pytest.raises(EfftrainError, match="failed with exit code 1"):
         race("base", "dead")
-    found = race("base", "dead", "--failed-exit", "3")
+    found = race("base", "dead", "--failed-exit", "1")
+    assert invoke("", *words("base", "dead", "--failed-exit", "0")).exit_code == 2
     # Fisher: 2 of the 252 ways to choose five of ten, over the look's share 25 / 98.
     assert found.stdout.startswith("dead is worse than base in final loss: p = 0.031; failed")
     assert "failed or stuck: 5 of 5, baseline 0 of 5; by Fisher's exact test" in found.stdout
