@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.foundation.errors import RecipeError, StoppedError, UsageError
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.plans import read_study
@@ -161,6 +161,10 @@ def test_a_check_trains_two_steps_of_each_recipe(folder, monkeypatch):
     # Near ln 300, as of weights that have hardly moved.
     assert all(float(loss) == pytest.approx(5.7, abs=0.2) for _, loss in losses)
     assert not (folder / "runs").exists()
+    with pytest.raises(StoppedError, match="tuning: 4 of 4 runs left, 2 at once"):
+        cli("study s.toml --array --jobs 2")
+    (script,) = (folder / "runs" / "s-study").glob("*.sbatch")
+    assert "EFFTRAIN_STUDY=s " in script.read_text()
 
 
 def test_a_study_that_cannot_be_judged_is_refused(folder):

@@ -11,7 +11,7 @@ from efftrain_cli.cli.race import begin
 from efftrain_cli.compare.judge import Claim
 from efftrain_cli.foundation.errors import RunLockedError, StoppedError, UsageError
 from efftrain_cli.run.lock import take_lock
-from efftrain_cli.study.conduct import conduct
+from efftrain_cli.study.conduct import conduct, runner_of
 from efftrain_cli.study.plans import UNEQUAL, read_study
 from efftrain_cli.study.race import race_plan
 from efftrain_cli.study.registration import read_looks
@@ -155,6 +155,7 @@ def test_tuning_comes_first_on_seeds_of_its_own(folder):
     runner = Fake(loss, saves=True)
     grid = {"optim.lr": (1e-3, 2e-3, 4e-3)}
     plan = race_plan(["a.toml", "b.toml"], DIFFERENT, [3], grid=grid)
+    assert vars(runner_of(plan, "cpu"))["study"] == "race"
     assert race_line(plan) == "3 pairs: 6 to 6 runs after 18 runs of tuning"
     conducted = conduct(plan, runner)
     left = [path.name for path in (folder / "runs").rglob("*.safetensors")]
