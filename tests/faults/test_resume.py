@@ -220,7 +220,6 @@ def test_verify_resume_names_the_signal_that_ended_a_run(tmp_path, monkeypatch):
     [
         ([], 1, 4, 2),
         ([], 3, 6, 2),
-        (["train.micro_batch_tokens=31"], 1, 2, 1),
         (["train.micro_batch_tokens=31"], 3, 6, 1),
         (["train.batch_size=3"], 1, 2, 1),
         (["simigrad={target=0.9, min_batch_size=4, max_batch_size=4}"], 1, 4, 2),

@@ -52,7 +52,6 @@ LLAMA = [*GPT_2, "model.arch=llama", "model.d_ff=10", "model.n_kv_head=1"]
     [
         # 16 C in each of 3 blocks, fp32 log-sum-exps of 2 heads, logits and their gradient; layer
         # norms' inputs in fp32.
-        (GPT_2, True, 3 * (4 * 128 + 8) + 512, 3 * (2 * 128 + 8) + 256),
         (GPT_2, False, 3 * (4 * 128 + 8) + 512, 3 * (2 * 128 + 8 + 32) + 256),
         # All of one block, and the inputs of all.
         (
@@ -63,7 +62,6 @@ LLAMA = [*GPT_2, "model.arch=llama", "model.d_ff=10", "model.n_kv_head=1"]
         ),
         # Stream, norms 4 C; q, k, v 8 + 4 + 4; attention 8; gated MLP 4 x 10; rotated q and k 12;
         # keys and values once more 8: 116. RMS norms keep 2 C in fp32.
-        (LLAMA, True, 3 * (4 * 116 + 8) + 512, 3 * (2 * 116 + 8) + 256),
         (LLAMA, False, 3 * (4 * 116 + 8 + 64) + 512, 3 * (2 * 116 + 8 + 64) + 256),
     ],
 )
