@@ -145,7 +145,6 @@ class JsonLines:
         self._beside = path.with_name(f"{path.name}.unwritten")
         """File for the lines that could not be written when this one was closed."""
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        self._is_synced = os.fstat(self._file).st_size == 0
         self._cut_torn_line()
         self._waiting: list[bytes] = []
         self._written = 0
@@ -184,10 +183,9 @@ class JsonLines:
 
     def sync(self) -> None:
         """Write the waiting lines and flush the file to the disk; warn if that fails."""
-        if self._flush() and not self._is_synced:
+        if self._flush():
             try:
                 os.fsync(self._file)
-                self._is_synced = True
             except OSError as error:
                 self._warn(error)
 
@@ -224,7 +222,6 @@ class JsonLines:
                 content = b"".join(self._waiting)[self._written :]
                 # The system may write a part only.
                 self._written += os.write(self._file, content)
-                self._is_synced = False
                 while self._waiting and self._written >= len(self._waiting[0]):
                     line = self._waiting.pop(0)
                     self._written -= len(line)
