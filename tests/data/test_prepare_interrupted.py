@@ -102,6 +102,8 @@ from efftrain_cli.recipe.sections import Data
 building.SHARD_TOKENS = 8000
 building.BATCH = 5000
 text, folder, *numbers = sys.argv[1:]
+if "parquet" in text:
+    import datasets  # once, and not in each child
 write_record = building.write_record
 
 def prepared(cache, places):
