@@ -65,7 +65,8 @@ def find_unshared(pairs: Sequence[Pairs]) -> list[str]:
         kept |= {run.name for run in each.runs}
         unshared |= dict.fromkeys(each.unshared)
     names = [name for name in unshared if name not in kept]
-    return [f"left out, no partner: {listed(names)}"] if names else []
+    verb = "has" if len(names) == 1 else "have"
+    return [f"{listed(names)} {verb} no partner: left out"] if names else []
 
 
 def find_caveats(runs: Sequence[Run]) -> list[str]:
@@ -135,10 +136,11 @@ def describe_differences(arms: Sequence[Arm], varied: Collection[str]) -> list[s
             if key not in varied:
                 before, after = (each.first.settings.get(key, "-") for each in (base, arm))
                 texts.append(f"{key} {before} | {after}")
+        subject = "They differ"
+        if len(arms) > 2:
+            subject = f"{arm.label} differs from {base.label}"
         if texts and len(other) < len(keys):
-            sentences.append(
-                f"{arm.label} differs from {base.label} in more than the method: {', '.join(texts)}"
-            )
+            sentences.append(f"{subject} in more than the method: {', '.join(texts)}")
     return sentences
 
 

@@ -255,7 +255,12 @@ def _init(
             settings=wandb.Settings(
                 silent=True,
                 console="off",
-                x_disable_machine_info=True,
+                disable_git=True,
+                disable_code=True,
+                disable_job_creation=True,
+                save_code=False,
+                x_disable_meta=True,
+                x_disable_stats=True,
                 init_timeout=INIT_SECONDS,
             ),
         )

@@ -195,6 +195,8 @@ def package_commit() -> str | None:
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-    with suppress(OSError, subprocess.CalledProcessError):  # no git here, or another user's folder
-        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
+    # No git here, another user's folder, or a file system that does not answer.
+    with suppress(OSError, subprocess.SubprocessError):
+        output = subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL, timeout=10)
+        return output.strip()
     return None

@@ -16,7 +16,7 @@ from efftrain_cli import __version__
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import limits_of, prepare
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.console import make_console
+from efftrain_cli.foundation.console import human, make_console
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan
@@ -33,6 +33,8 @@ from efftrain_cli.training.gradient import Gradient
 from efftrain_cli.training.memory import building_errors
 from efftrain_cli.training.state import TrainState
 
+SLOW_TO_VERIFY = 10**9
+"""From so many tokens on, verification takes seconds and is announced."""
 BF16_WIDTH = 256
 """Narrowest model, n_embd, that gains by bf16: conversions cost more than products save below."""
 
@@ -115,6 +117,8 @@ def prepare_session(
     if corpus is None:
         corpus = prepare(recipe.data, limits=limits_of(recipe), console=make_console())
     if dist.is_main():
+        if corpus.train.tokens >= SLOW_TO_VERIFY:
+            make_console().print(f"verifying {human(corpus.train.tokens)} tokens")
         # Here rather than in the first steps, whose seconds are measured.
         corpus.verify(full=verify == "full")
     if dist.world_size() > 1:

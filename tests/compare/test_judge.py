@@ -44,7 +44,7 @@ def test_unshared_seeds_are_left_out_and_named():
     runs = [*make_arm("base", [*BASE, 9.0]), *make_arm("arm", LOWER)]
     comparison = compare(runs, baseline="base")
     assert row_of(comparison, arm="arm").estimate == pytest.approx(-0.2)
-    assert comparison.caveats == ["left out, no partner: base-seed3"]
+    assert comparison.caveats == ["base-seed3 has no partner: left out"]
 
 
 def test_two_pairs_by_hand():
@@ -205,12 +205,15 @@ def test_settings_outside_the_method_are_said_first():
     base = make_arm("base", BASE, **{"optim.lr": 2e-3, "model.n_layer": 2})
     same = make_arm("arm", LOWER, **slw, **{"optim.lr": 2e-3, "model.n_layer": 2})
     other = make_arm("arm", LOWER, **slw, **{"optim.lr": 4e-3, "model.n_layer": 3})
-    for runs in (base, same, other):
-        for run in runs:
-            del run.settings["label"]
+    third = make_arm("third", LOWER, **slw, **{"optim.lr": 2e-3, "model.n_layer": 4})
+    for run in (*base, *same, *other, *third):
+        del run.settings["label"]
     assert compare([*base, *same], baseline="base").differences == []
     assert compare([*base, *other], baseline="base").differences == [
-        "arm differs from base in more than the method: optim.lr 0.002 | 0.004, model.n_layer 2 | 3"
+        "They differ in more than the method: optim.lr 0.002 | 0.004, model.n_layer 2 | 3"
+    ]
+    assert compare([*base, *same, *third], baseline="base").differences == [
+        "third differs from base in more than the method: model.n_layer 2 | 4"
     ]
     asked = make_arm("arm", LOWER, **{"optim.lr": 4e-3, "model.n_layer": 2})
     assert compare([*base, *asked], baseline="base").differences == []

@@ -133,9 +133,11 @@ def test_as_many_ranks_as_the_smallest_step_has_sequences(monkeypatch, method, f
     )
 
 
-def test_the_origin_has_the_bytes_of_the_scored_targets(tmp_path, monkeypatch):
+def test_the_origin_has_the_bytes_of_the_scored_targets(tmp_path, monkeypatch, capsys):
     """One window of 8 targets "ab" at the beginning of the validation text, whose rest is single
-    letters: 2 bytes a target, where all of it has (40 + 40) / (20 + 40 + 1) a token."""
+    letters: 2 bytes a target, where all of it has (40 + 40) / (20 + 40 + 1) a token. The 501 of
+    training stand here for so many that their verification is announced."""
+    monkeypatch.setattr(session, "SLOW_TO_VERIFY", 501)
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
     (tmp_path / "train.txt").write_text("ab" * 500)
     (tmp_path / "valid.txt").write_text("ab" * 20 + "x" * 40)
@@ -148,3 +150,4 @@ def test_the_origin_has_the_bytes_of_the_scored_targets(tmp_path, monkeypatch):
     )
     found = origin.origin_of(session.prepare_session(recipe, CPU), "tiny")
     assert found["data"]["valid_bytes_per_token"] == 2.0  # type: ignore[index]
+    assert "verifying 501 tokens" in capsys.readouterr().out
