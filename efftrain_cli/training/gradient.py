@@ -46,7 +46,7 @@ class MicroBatch(NamedTuple):
     tokens: Tensor
     targets: Tensor
     gates: Gates
-    weight: float = 1.0
+    weight: float
     """Factor of its losses: 0 if it stands in for one without a sequence."""
 
 
@@ -177,24 +177,16 @@ def cut(
     count = plan.accumulation_steps
     numbers = range(count * rank // ranks, count * (rank + 1) // ranks)
     sizes = [plan.sequences_of(number) for number in numbers]
-    tokens = batch.tokens.split(sizes)
-    targets = batch.targets.split(sizes)
+    inputs = batch.tokens.split(sizes)
+    outputs = batch.targets.split(sizes)
     padding = batch.tokens.new_zeros(1, plan.seq_len)
     parts = []
-    for index, number in enumerate(numbers):
-        part = MicroBatch(
-            number,
-            tokens[index],
-            targets[index],
-            gates[number],
-        )
-        if not sizes[index]:
-            part = part._replace(
-                tokens=padding,
-                targets=padding,
-                weight=0.0,
-            )
-        parts.append(part)
+    for number, tokens, targets in zip(numbers, inputs, outputs, strict=True):
+        weight = 1.0
+        if not len(tokens):
+            tokens = targets = padding
+            weight = 0.0
+        parts.append(MicroBatch(number, tokens, targets, gates[number], weight))
     return parts
 
 
