@@ -127,6 +127,10 @@ def test_a_file_name_that_is_not_utf_8_is_read_back(home):
         assert read_origin(run.path)["recipe"] == "a\udcff"
 
 
+def test_a_digest_is_that_of_values_in_any_order():
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1}) != digest_of({"a": 2, "b": 1})
+
+
 # --- wrong values ---------------------------------------------------------------------------------
 
 

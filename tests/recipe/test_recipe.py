@@ -256,9 +256,12 @@ def test_a_recipe_written_and_read_is_equal(folder):
             ),
             "seq_len_warmup={pacing='discrete', lengths=[8, 64], until=[100]}",
             "checkpoint.every=90min",
-            "optim.decay_tokens=77777",
+            "optim.decay_tokens=10_000",
+            "seed=9999",
         ],
     )
+    written = dump_recipe(recipe).splitlines()
+    assert written[0] == "seed = 9999" and "decay_tokens = 10_000" in written
     (folder / "copy.toml").write_text(dump_recipe(recipe), encoding="utf-8")
     assert load_recipe("copy.toml") == recipe
 
