@@ -378,6 +378,8 @@ batch_size_warmup={start = 2, increment = 3, sequences = 40}
 
 seq_len_warmup={pacing = "discrete", lengths = [1, 16], until = [1]}
 
+seq_len_warmup={steps = 3, start = 16}
+
 staged
 stages.0.switch={rule = "steps", value = 0}
 
