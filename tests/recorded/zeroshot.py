@@ -89,7 +89,9 @@ def score_sets(model: GPT, tokenizer: Tokenizer, scratch: Path) -> dict[str, Any
 
     # The harness compiles its templates for each item: a third of the time.
     utils.env.from_string = cache(utils.env.from_string)
-    language_model = HarnessModel(model=model, tokenizer=tokenizer, context_length=128)
+    language_model = HarnessModel(
+        model=model, tokenizer=tokenizer, context_length=128, batch_tokens=1024
+    )
     found: dict[str, Any] = {}
     for spec in find_specs([], SETS):
         (task,) = load_tasks(spec, SETS, scratch)
