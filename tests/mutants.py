@@ -57,6 +57,7 @@ OPERATORS = [
 ]
 INVISIBLE = {
     "strict=": "zip's own check of our lengths: no valid input can show it",
+    "*,  ->  /,": "arguments by name alone: a type checker reads it",
     "if TYPE_CHECKING": "names that stand in annotations, which nothing evaluates",
     "dataclass(frozen=": "nothing assigns to instances or hashes them; a type checker reads it",
 }
