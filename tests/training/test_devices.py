@@ -14,7 +14,7 @@ from efftrain_cli.foundation.step import Progress, StepResult
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.kernels import choose_matmul_precision
 from efftrain_cli.plan.plan import plan_step
-from efftrain_cli.training import dist
+from efftrain_cli.training import device, dist
 from efftrain_cli.training.device import compute_dtype
 from efftrain_cli.training.record import StepRecord, read_records
 from efftrain_cli.training.session import choose_device
@@ -75,6 +75,12 @@ def test_mfu_is_of_the_peaks_of_all_devices(monkeypatch):
     (row,) = read_records(state, recipe, [record])
     assert (row["mfu"], row["tokens_per_second"], row["cpu_seconds"]) == (0.25, 64.0, None)
     assert state.progress.train_seconds == row["train_seconds"] == 3.0
+
+
+@pytest.mark.parametrize("has_units, dtype", [(True, "bf16"), (False, "fp32")])
+def test_auto_is_bf16_where_there_are_units_for_it(monkeypatch, has_units, dtype):
+    monkeypatch.setattr(device, "has_bf16", lambda _: has_units)
+    assert compute_dtype(tiny_recipe("train.dtype=auto"), torch.device("cpu")) == dtype
 
 
 def test_tf32_is_a_choice_of_its_own(monkeypatch):
