@@ -196,7 +196,7 @@ class TokenShards:
         if stat.st_size != expected:
             raise damaged(self.path, f"{stat.st_size:,} bytes where {expected:,} are expected")
         # The change time cannot be set back, as the modification time can.
-        return [stat.st_ino, stat.st_ctime_ns]
+        return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
 def damaged(path: Path, what: str) -> DataError:

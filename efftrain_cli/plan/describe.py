@@ -59,9 +59,10 @@ def steps_line(recipe: Recipe, summary: PlanSummary) -> str:
             grown.append(f"{before.after.step:,}")
     if grown:
         parts.append(f"grows after step {listed(grown)}")
-    if recipe.progressive_layer_drop is not None:
-        end = sum(plan_step(recipe, summary.end).keep)
-        parts.append(f"{sum(first.keep):.3g} to {end:.3g} blocks")
+    # Layer dropping: growth also changes the number of blocks.
+    blocks, at_end = sum(first.keep), sum(plan_step(recipe, summary.end).keep)
+    if not grown and blocks != at_end:
+        parts.append(f"{blocks:.3g} to {at_end:.3g} blocks")
     return "; ".join(parts)
 
 

@@ -262,11 +262,6 @@ class Checkpoint:
         """Checkpoints that a finished run has at most."""
         return self.keep + len(self.at or ())
 
-    def names(self, step: int) -> bool:
-        """Return whether a step is saved by its number."""
-        in_turn = isinstance(self.every, int) and step % self.every == 0
-        return in_turn or step in (self.at or ())
-
     def seconds_to_save(self, is_first: bool) -> float:
         """Return the seconds from one save to the next, inf if `every` counts steps; the first save
         of a run is a minute after its start, or earlier."""
