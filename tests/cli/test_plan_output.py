@@ -253,3 +253,5 @@ def test_memory_and_number_type_are_those_of_the_device(monkeypatch, tmp_path, v
     assert (here.memory, here.dtype("auto")) == (7, "bf16")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert device_here("auto") == here
+    monkeypatch.setattr(devices, "machine_memory", lambda: None)
+    assert device_here("cpu").memory == 0, "unknown"

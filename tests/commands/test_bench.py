@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -119,11 +120,13 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_steps(tmp_path, mo
 
 def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain, tmp_path):
     shrunk = "--set train.batch_size=2 --set model.n_layer=1"
+    began = time.monotonic()
     done = efftrain(
         f"bench --recipe quickstart {shrunk} --steps 2 --format json",
         EFFTRAIN_CACHE=str(tmp_path / "cache"),
     )
     figures = json.loads(done.stdout)
+    assert 0 < sum(figures["step_seconds"]) < time.monotonic() - began
     assert "profiler" not in done.stderr
     assert figures["tokens_per_second"] > 0 and figures["phases"]["forward"] > 0
     (remembered,) = map(json.loads, (tmp_path / "cache" / "bench.jsonl").read_text().splitlines())

@@ -181,6 +181,7 @@ time.time = lambda: clock() + (86_400 if clock() - started > 0.5 else 0)
     assert sum(row["eval_seconds"] for row in rows) >= 5 * 0.1
     assert sum(row["checkpoint_seconds"] for row in rows) >= 3 * 0.07
     assert all(row["eval_seconds"] == 0 for row in rows if row["val_loss"] is None)
+    assert not [row for row in rows if row.get("wait_seconds")], "one process waits for none"
     train_seconds = sum(row["seconds"] for row in rows[1:])
     assert rows[-1]["train_seconds"] == pytest.approx(train_seconds, rel=1e-9)
     assert train_seconds < rows[-1]["wall_seconds"] - 5 * 0.1 - 3 * 0.07

@@ -225,7 +225,7 @@ def test_a_verdict_is_described_with_its_mean_loss():
     def described(words: tuple[str, ...], *unstable_at: int | None) -> str:
         receipts = []
         for step, loss in zip(unstable_at, (4.0, 4.2), strict=True):
-            receipts.append(Receipt(1.0, step, 45, 9.0, ((0, 6.0), (900, loss))))
+            receipts.append(Receipt(1.0, step, 45, 9.0, ((0, 6.0), (500, 9.0), (900, loss))))
         return describe(Verdict(("a.start=8",), 45, words, tuple(receipts)))
 
     assert described(("stable", "stable"), None, None) == "stable on 2 seeds (loss 4.10)"
