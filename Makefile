@@ -12,7 +12,7 @@ help:
 	@echo "make test-slow    the slow tests"
 	@echo "make lint         ruff (rules and layout) and mypy"
 	@echo "make size         tokens and tokens a code line, package by package"
-	@echo "make mutants SEED=0123abcd   how many seeded one-line bugs the fast tests catch (40 minutes)"
+	@echo "make mutants SEED=0123abcd   how many seeded one-line bugs the fast tests catch (a quarter of an hour)"
 
 install: .venv/installed
 
