@@ -60,9 +60,9 @@ def steps_line(recipe: Recipe, summary: PlanSummary) -> str:
     if grown:
         parts.append(f"grows after step {listed(grown)}")
     # Layer dropping: growth also changes the number of blocks.
-    blocks, at_end = sum(first.keep), sum(plan_step(recipe, summary.end).keep)
-    if not grown and blocks != at_end:
-        parts.append(f"{blocks:.3g} to {at_end:.3g} blocks")
+    keep = plan_step(recipe, summary.end).keep
+    if not grown and min(keep) < 1:
+        parts.append(f"{sum(first.keep):.3g} to {sum(keep):.3g} blocks")
     return "; ".join(parts)
 
 
