@@ -1,8 +1,7 @@
 # Two commands do everything, each with its own set-up: `make quickstart` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-# Python compiles a file at its first import; all 19,000 would take pip 40 s.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test test-slow lint size mutants
 
