@@ -99,3 +99,19 @@ class Optimizer(Protocol):
     def columns(self) -> Tensors:
         """Return measures of stability by column of metrics.jsonl: 0-d fp32 device tensors."""
         return {}
+
+
+def check_cover(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Check that each parameter has one first moment, so that none is updated twice or never.
+
+    Raises:
+        RuntimeError: a parameter has none or several: a bug.
+    """
+    covered = []
+    for key in optimizer.tensors():
+        state, _, parameter = key.partition(".")
+        is_first_moment = optimizer.gradient_powers[state] == 1
+        if is_first_moment:
+            covered.append(parameter)
+    if sorted(covered) != sorted(parameters):
+        raise RuntimeError("the optimizer's groups do not cover each parameter once")

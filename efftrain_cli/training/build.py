@@ -11,7 +11,7 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.lion import Lion
 from efftrain_cli.optim.muon import Muon
-from efftrain_cli.optim.optimizer import Optimizer, ParameterSet
+from efftrain_cli.optim.optimizer import Optimizer, ParameterSet, check_cover
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training import dist
@@ -125,4 +125,6 @@ def build_optimizer(
         kinds=model.parameter_kinds(),
         qkv_rows=model.config.qkv_rows,
     )
-    return OPTIMIZER_CLASSES[recipe.optim.name](updated, recipe.optim)
+    optimizer = OPTIMIZER_CLASSES[recipe.optim.name](updated, recipe.optim)
+    check_cover(optimizer, parameters)
+    return optimizer

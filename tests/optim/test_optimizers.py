@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from efftrain_cli.foundation.tensors import Tensors
+from efftrain_cli.optim.lion import Lion
 from efftrain_cli.optim.tensors import split_by_size
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.training.build import OPTIMIZER_CLASSES
@@ -50,6 +52,16 @@ def test_state_scales_with_its_power_of_the_gradient(settings):
     for name, tensor in tensors[0].items():
         power = state.optimizer.gradient_powers[name.partition(".")[0]]
         torch.testing.assert_close(tensors[1][name], tensor * 2**power)
+
+
+def test_an_optimizer_that_misses_a_parameter_is_a_bug(monkeypatch):
+    class Forgetful(Lion):
+        def tensors(self) -> Tensors:
+            return dict(list(super().tensors().items())[1:])
+
+    monkeypatch.setitem(OPTIMIZER_CLASSES, "lion", Forgetful)
+    with pytest.raises(RuntimeError, match="each parameter once"):
+        fresh(tiny_recipe("optim.name=lion"))
 
 
 def test_tensors_are_grouped_up_to_a_size():
