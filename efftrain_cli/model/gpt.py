@@ -47,11 +47,14 @@ def run_eagerly(
 class GPT(nn.Module):
     """The model. `forward` gives logits; training uses `loss_sum`.
 
-    The sizes fit together: see `Dimensions.validation_errors`.
+    Raises:
+        ValueError: its sizes do not fit together.
     """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
+        if validation_errors := list(config.validation_errors()):
+            raise ValueError("; ".join(rule for _, rule in validation_errors))
         self.config = config
         self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.wpe: nn.Embedding | None = None

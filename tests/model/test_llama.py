@@ -179,8 +179,11 @@ def test_hf_initialization_shrinks_no_projection():
     ],
 )
 def test_sizes_that_do_not_fit_are_named(changes, key, rule):
-    found = dict(replace(TOY_A, **changes).validation_errors())
+    config = replace(TOY_A, **changes)
+    found = dict(config.validation_errors())
     assert found[key].startswith(rule)
+    with pytest.raises(ValueError, match=rule):
+        GPT(config)
 
 
 @pytest.mark.parametrize("softcap", ["false", "5.0"])
