@@ -134,9 +134,12 @@ class Ouroboros(Method):
     def assumptions(self, recipe: Sections) -> list[str]:
         if self.modules == 1:
             return []
+        after = ""
+        if self.warmup_steps:
+            after = f", after {self.warmup_steps} steps of ordinary training"
         return [
             f"Ouroboros: {self.modules} modules on gradients of {self.modules - 1} to 0 steps ago,"
-            " the last fresh. A module waits unchanged for its first one;"
+            f" the last fresh{after}. A module waits unchanged for its first one;"
             " the last ones in flight are dropped."
         ]
 

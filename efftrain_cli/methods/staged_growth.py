@@ -144,7 +144,8 @@ class StagedGrowth(Method):
             end = "the end of the budget"
             if switch.latest is not None:
                 end = f"{switch.latest:,} tokens, its latest"
-            lines.append(f"Stage {index} ends by the validation loss; the plan assumes {end}.")
+            rule = f'Stage {index} ends by the validation loss, rule "{switch.rule}"'
+            lines.append(f"{rule}; the plan assumes {end}.")
         return lines
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:

@@ -28,13 +28,19 @@ progressive_layer_drop.steps=1000
 
 ouroboros={modules = 1, warmup_steps = 5}
 
-ouroboros={modules = 4, warmup_steps = 4}
-    assumed: Ouroboros: 4 modules on gradients of 3 to 0 steps ago, the last fresh. A module waits
+ouroboros.modules=2
+    assumed: Ouroboros: 2 modules on gradients of 1 to 0 steps ago, the last fresh. A module waits
     unchanged for its first one; the last ones in flight are dropped.
 
+ouroboros={modules = 4, warmup_steps = 4}
+    assumed: Ouroboros: 4 modules on gradients of 3 to 0 steps ago, the last fresh, after 4 steps of
+    ordinary training. A module waits unchanged for its first one; the last ones in flight are
+    dropped.
+
 ouroboros={modules = 3, warmup_steps = 5}
-    assumed: Ouroboros: 3 modules on gradients of 2 to 0 steps ago, the last fresh. A module waits
-    unchanged for its first one; the last ones in flight are dropped.
+    assumed: Ouroboros: 3 modules on gradients of 2 to 0 steps ago, the last fresh, after 5 steps of
+    ordinary training. A module waits unchanged for its first one; the last ones in flight are
+    dropped.
     warning: ouroboros.warmup_steps = 5 is the whole run of 5 steps: no gradient is ever delayed
 
 simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 128}
@@ -93,8 +99,10 @@ stages.1.operators=['depth']
 stages.1.switch={rule = 'loss', value = 3, latest = 320}
 stages.2.operators=['depth']
 stages.2.switch={rule = 'slope', value = -0.05}
-    assumed: Stage 1 ends by the validation loss; the plan assumes 320 tokens, its latest.
-    assumed: Stage 2 ends by the validation loss; the plan assumes the end of the budget.
+    assumed: Stage 1 ends by the validation loss, rule "loss"; the plan assumes 320 tokens, its
+    latest.
+    assumed: Stage 2 ends by the validation loss, rule "slope"; the plan assumes the end of the
+    budget.
 """
 
 
