@@ -59,7 +59,8 @@ def generate(
         # in this mode.
         with torch.inference_mode(), attention_kernels(prompt.device, same_shape=False):
             if caches[0].length + unread.shape[1] > length:
-                unread = text[:, -(length // 2) :]
+                half = max(1, length // 2)
+                unread = text[:, -half:]
                 caches = model.new_caches()
 
             last = model.hidden(unread, caches)[:, -1]

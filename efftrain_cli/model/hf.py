@@ -237,7 +237,7 @@ def write_hf(
     }
     texts = {
         "tokenizer.json": tokenizer_json,
-        "tokenizer_config.json": json.dumps(tokenizer_config),
+        "tokenizer_config.json": json.dumps(tokenizer_config, indent=2),
         **(others or {}),
     }
     make_folder(directory.parent)
@@ -274,7 +274,7 @@ def read_hf_config(directory: Path, vocab_multiple: int = 64) -> GPTConfig:
                 if key not in ignored and value != wanted.get(key):
                     wrong.append(f"{key} = {value!r} (must be {wanted.get(key)!r})")
     except Exception as error:  # transformers raises classes of several libraries
-        wrong = [" ".join(str(error).split())]
+        wrong = [" ".join(str(error).split())[:500]]
     if wrong:
         raise CheckpointError(
             f"{path} does not describe a model that efftrain can compute:"

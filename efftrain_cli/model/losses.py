@@ -18,12 +18,13 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 _CHUNK = {"cpu": 1 << 24, "cuda": 1 << 28}
-"""Logits that are turned into their gradient, or exist without one, at once."""
+"""Logits that are turned into their gradient, or exist without one, at once; 1 << 26 on
+other devices."""
 
 
 def _chunk_tokens(x: Tensor, rows: int) -> int:
     """Return the tokens whose logits over `rows` of the vocabulary are worked on at once."""
-    return _CHUNK[x.device.type] // rows
+    return max(1, _CHUNK.get(x.device.type, 1 << 26) // rows)
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

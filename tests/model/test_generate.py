@@ -41,6 +41,8 @@ def test_greedy_with_cache_equals_greedy_without_beyond_the_positions(model):
     for _ in range(3):
         text.append(likeliest(model, text[17:]))
     assert generated(model, [7], 35) == text[1:]
+    alone = generate(model, torch.tensor([[3, 7]]), GREEDY, context_length=1)
+    assert [int(token) for token in islice(alone, 2)] == [text[1], likeliest(model, text[1:2])]
 
 
 def test_rows_are_generated_as_each_alone(model):

@@ -164,6 +164,8 @@ def test_an_export_loads_in_transformers_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     text = tokenizer.backend.to_str()
     write_hf(ours, text, tokenizer.eot_id, tmp_path / "export")
+    settings = (tmp_path / "export/tokenizer_config.json").read_text()
+    assert '\n  "model_max_length": 96,\n' in settings
 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export").eval()
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")
@@ -254,7 +256,7 @@ BROKEN = {
         {"quantization_config": {"quant_method": "fp8"}},
         {"model_type": "mamba"},
         {"num_key_value_heads": 3},
-        {"rms_norm_eps": "x"},
+        {"rms_norm_eps": 1000 * "x"},
         {"layer_types": ["sliding_attention"]},
     ],
 }
@@ -269,8 +271,9 @@ def test_a_config_of_another_model_is_refused_before_anything_of_its_size_is_mad
         with pytest.raises(CheckpointError):
             read_hf(exported)
         if family == "llama":
-            with pytest.raises(CheckpointError, match=r"config\.json does not describe"):
+            with pytest.raises(CheckpointError, match=r"config\.json does not describe") as refused:
                 read_hf_config(exported)
+            assert len(str(refused.value)) < len(str(exported)) + 700, "foreign words are cut"
 
 
 def test_a_size_that_is_true_is_refused_though_transformers_takes_it(exported, monkeypatch):

@@ -56,10 +56,11 @@ def test_agrees_with_the_plain_form(monkeypatch, bf16, scale, softcap, loss_erro
         assert relative(gradient, wanted) < gradient_error
     assert not gradients[1][VOCAB:].any(), "padding gets no gradient at all"
     if not bf16:
-        # Evaluation, in several chunks.
-        monkeypatch.setattr(losses, "_CHUNK", {"cpu": 1 << 18})
-        with torch.no_grad():
-            assert relative(ours(x, weight, targets, softcap), expected) < 1e-6
+        # Evaluation: in several chunks, a token at a time, on a device without its own size.
+        for sizes in ({"cpu": 1 << 18}, {"cpu": ROWS - 1}, {}):
+            monkeypatch.setattr(losses, "_CHUNK", sizes)
+            with torch.no_grad():
+                assert relative(ours(x, weight, targets, softcap), expected) < 1e-6
 
 
 @pytest.mark.parametrize(
