@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import sys
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,22 @@ METHODS = {method.prefix or name: name for name, method in methods_in(Recipe).it
 def follow_run(run: Path) -> Iterator[Values]:
     """Yield each row that another process writes to a run, until standard input closes; damaged
     ones are left out."""
+    path = run / "metrics.jsonl"
     position = 0
     closed = False
     while True:
         content = b""
-        with contextlib.suppress(FileNotFoundError), (run / "metrics.jsonl").open("rb") as file:
+        with suppress(FileNotFoundError), path.open("rb") as file:
             file.seek(position)
             content = file.read()
         # Only whole lines are read past: a resume cuts a torn last one off, and may write others
         # in its place.
         content = content[: content.rfind(b"\n") + 1]
         position += len(content)
-        yield from filter(None, map(parse, split_lines(content).texts))
+        for text in split_lines(content).texts:
+            row = parse(text)
+            if row:
+                yield row
         if closed:
             return
         closed = _is_input_closed(POLL_SECONDS)
@@ -43,8 +48,12 @@ def follow_run(run: Path) -> Iterator[Values]:
 
 def _is_input_closed(seconds: float) -> bool:
     """Wait for at most `seconds`; return True as soon as standard input has ended."""
-    ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    return bool(ready) and not os.read(sys.stdin.fileno(), 1)
+    try:
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
+    except (OSError, ValueError):
+        time.sleep(seconds)
+        return True
 
 
 def series_of(name: str) -> str:

@@ -162,7 +162,7 @@ def chosen_mode(mode: str) -> str:
         return mode
     if chosen not in MODES:
         raise UsageError(
-            f"the environment variable WANDB_MODE = {chosen!r} is not usable\n"
+            f"the environment variable WANDB_MODE = {chosen[:40]!r} is not usable\n"
             f"  set it to {', '.join(MODES)}, or unset it"
         )
     return MODES[chosen]

@@ -35,7 +35,8 @@ def test_only_the_end_of_standard_input_ends_it(monkeypatch):
     with os.fdopen(reading) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         assert not _is_input_closed(0.0)
-        os.write(writing, b"k")  # a key was pressed
+        os.write(writing, b"a key was pressed")
         assert not _is_input_closed(0.0)
         os.close(writing)
         assert _is_input_closed(0.0)
+    assert _is_input_closed(0.0), "a closed file cannot be read"

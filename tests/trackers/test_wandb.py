@@ -204,8 +204,9 @@ def test_a_child_s_message_is_printed_with_its_fix(tmp_path, monkeypatch, capsys
 def test_wandb_mode_of_the_environment_wins(monkeypatch, recipe, variable, mode):
     monkeypatch.setenv("WANDB_MODE", variable)
     assert wandb_sync.chosen_mode(recipe) == mode
-    monkeypatch.setenv("WANDB_MODE", "onlin")
-    with pytest.raises(UsageError, match="set it to online, offline, dryrun, disabled"):
+    monkeypatch.setenv("WANDB_MODE", 99 * "x")
+    words = f"WANDB_MODE = '{40 * 'x'}' .*\n  set it to online, offline, dryrun, disabled"
+    with pytest.raises(UsageError, match=words):
         wandb_sync.chosen_mode("online")
 
 
