@@ -118,7 +118,7 @@ def load_tasks(
     except Exception as error:  # the Hub's libraries raise a dozen classes
         reason = f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
-        raise DataError(f"{spec.name} cannot be loaded: {reason}") from error
+        raise DataError(f"{spec.name} cannot be loaded: {reason[:500]}") from error
     for task in tasks:
         task.set_fewshot_seed(1234)
         if spec.definition is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_an_unknown_task_gets_the_nearest_names(tmp_path, monkeypatch):
             load_tasks(TaskSpec(name=name), None, tmp_path)
 
 
-def test_a_field_that_an_item_lacks_is_named(tmp_path):
+def test_a_field_that_an_item_lacks_is_named(tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
     piqa = {"goal": "Walk", "sol1": "home", "sol2": "away", "label": 0}
     write_jsonl(tmp_path / "piqa.jsonl", [piqa, {"goal": "Walk", "sol1": "home", "label": 0}])
@@ -62,6 +63,10 @@ def test_a_field_that_an_item_lacks_is_named(tmp_path):
     again = tmp_path / "again"
     again.mkdir()
     with pytest.raises(DataError, match="piqa cannot be loaded"):
+        load_tasks(TASKS["piqa"], tmp_path, again)
+    load = Mock(side_effect=OSError(9999 * "x"))
+    monkeypatch.setattr("lm_eval.tasks.TaskManager.load", load)
+    with pytest.raises(DataError, match=r"piqa cannot be loaded: OSError: x{491}$"):
         load_tasks(TASKS["piqa"], tmp_path, again)
 
 
