@@ -234,7 +234,7 @@ def trained_length(trained: TrainedModel) -> int:
         return positions
     rows = latest_rows(trained.run, trained.progress.step)
     lengths = [row["seq_len"] for row in rows if row.get("seq_len")]
-    return max(lengths, default=positions)
+    return min(max(lengths, default=positions), positions)
 
 
 def _entry(

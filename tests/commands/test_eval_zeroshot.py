@@ -134,6 +134,9 @@ def test_a_warmup_that_has_not_ended_is_evaluated_as_far_as_it_came(tmp_path, se
     result = evaluate(f"random --data-dir {sets}")
     assert "sequences of at most 40 of its 64 positions" in result.stderr
     assert read_results(run)[0]["context_length"] == 40
+    write_sealed(run / "metrics.jsonl", [{"step": 10, "seq_len": 65}])
+    evaluate(f"random --data-dir {sets}")
+    assert read_results(run)[-1]["context_length"] == 64, "never longer than its positions"
 
 
 def sets_in(folder: Path, tmp_path: Path) -> str:
