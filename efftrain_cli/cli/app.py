@@ -130,11 +130,14 @@ def _print_version(wanted: bool) -> None:
     if not wanted:
         return
     import platform
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
     from efftrain_cli import __version__
 
-    torch = version("torch")  # from the package's own record: importing PyTorch takes seconds
+    try:
+        torch = version("torch")  # from the package's own record: importing PyTorch takes seconds
+    except PackageNotFoundError:
+        torch = "missing"
     print(f"efftrain {__version__} (torch {torch}, Python {platform.python_version()})")
     raise typer.Exit
 
