@@ -188,9 +188,9 @@ def _shared_phases(rows: Sequence[dict[str, Any]], step_seconds: float) -> dict[
     wait = statistics.median(row["wait_seconds"] for row in rows)
     sums = [row["comm_seconds"] for row in rows]
     if None in sums:
-        return {"work and traffic": step_seconds - wait, "wait": wait}
+        return {"work and traffic": max(0.0, step_seconds - wait), "wait": wait}
     in_sums = statistics.median(sums)
-    return {"work": step_seconds - wait - in_sums, "sum": in_sums, "wait": wait}
+    return {"work": max(0.0, step_seconds - wait - in_sums), "sum": in_sums, "wait": wait}
 
 
 def phase_seconds(

@@ -106,7 +106,9 @@ def test_phases_of_several_devices_are_work_sum_and_wait():
     for seconds in (0.125, 0.25, 0.5):
         rows.append({"wait_seconds": seconds, "comm_seconds": seconds / 2})
     assert _shared_phases(rows, 1.0) == {"work": 0.625, "sum": 0.125, "wait": 0.25}
+    assert _shared_phases(rows, 0.25) == {"work": 0.0, "sum": 0.125, "wait": 0.25}
     rows[0]["comm_seconds"] = None
+    assert _shared_phases(rows, 0.125) == {"work and traffic": 0.0, "wait": 0.25}
     assert _shared_phases(rows, 1.0) == {"work and traffic": 0.75, "wait": 0.25}
 
 
