@@ -173,10 +173,18 @@ import os
 import efftrain_cli.training.dist as dist
 from efftrain_cli.model.gpt import GPT
 dist.BUCKET = 5000
+begin = dist.GradientSum.begin
 drawn, rank = GPT.initial_weights, int(os.environ["RANK"])
 GPT.initial_weights = lambda self, seed: drawn(self, seed + rank)
+
+def early(self, losses):
+    self.overlaps = True
+    begin(self, losses)
+
+dist.GradientSum.begin = early
 """
-"""Several buckets, and other weights on each rank: those of rank 0 count."""
+"""Several buckets, sent during the backward pass as on CUDA, and other weights on each rank: those
+of rank 0 count."""
 DROPPING = "[progressive_layer_drop]\ntheta = 0.5\nsteps = 4\n"
 SHARDS = {"extra": '[parallel]\nstrategy = "shard"\n', "batch_size": "3"}
 RANKS = {
@@ -213,10 +221,14 @@ FAULTS = """
 import os
 import efftrain_cli.training.dist as dist
 import efftrain_cli.training.session as session
+from efftrain_cli.foundation.errors import StoppedError
 dist.GRACE = 0.5
 
 def fail(*args):
     raise RuntimeError("DefaultCPUAllocator: not enough memory")
+
+def stop(*args):
+    raise StoppedError("stopped by SIGTERM")
 
 if os.environ["RANK"] == "1":
     FAULT
@@ -227,10 +239,11 @@ if os.environ["RANK"] == "1":
     "fault, codes, said",
     [
         (
-            "session.source_hash = lambda: 'another'",
+            "session.__version__, session.source_hash = '0.0.0', lambda: 'another'",
             [2, 2],
-            f"error: the processes of this run differ: source: another on rank 1, {source_hash()}"
-            " on rank 0\n  start all of them by one command, from the same installation and data\n",
+            "error: the processes of this run differ: efftrain: 0.0.0 on rank 1, 0.1.0 on rank 0;"
+            f" source: another on rank 1, {source_hash()} on rank 0\n"
+            "  start all of them by one command, from the same installation and data\n",
         ),
         (
             "session.Gradient = fail",
@@ -239,8 +252,9 @@ if os.environ["RANK"] == "1":
             " tokens: DefaultCPUAllocator: not enough memory\n  set train.micro_batch_tokens = 32"
             " (now 64), or train.activation_checkpointing = true (slower, much less memory)\n",
         ),
+        ("session.Gradient = stop", [1, 75], "rank 1: stopped by SIGTERM\n"),
     ],
-    ids=["of all", "of one"],
+    ids=["of all", "of one", "stop of one"],
 )
 def test_an_error_is_said_once(lab, fault, codes, said):
     """F80, F82: by rank 0 if all ranks have it; else by each that has one of its own, such as one
@@ -250,3 +264,4 @@ def test_an_error_is_said_once(lab, fault, codes, said):
     )
     assert [rank.wait() for rank in ranks] == codes
     assert ranks[0].errors == said
+    assert lab.last_step("r") == -1
