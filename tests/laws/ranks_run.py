@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -86,20 +85,20 @@ def digest(tensors: Tensors) -> str:
 
 # --- copies and shards ----------------------------------------------------------------------------
 
-STEPS = 6
+STEPS = 8
 SIZE = [
     "model={n_layer = 3, n_head = 2, n_embd = 32, seq_len = 32}",
     "optim={lr = 3e-3, warmup_steps = 2, grad_clip = 0.5}",
     "train.tokens=1_000_000",
     "train.batch_size=16",
     "train.micro_batch_tokens=64",
-    "eval={every = 3, internals = 3}",
+    "eval={every = 4, internals = 3}",
 ]
 CASES = {
     "none": [],
     "muon": METHODS["muon"],
-    "lengths": ["seq_len_warmup={start = 8, steps = 4, mode = 'reshape'}"],
-    "constant tokens": ["seq_len_warmup={start = 8, steps = 4, batch = 'tokens'}"],
+    "lengths": ["seq_len_warmup={start = 8, steps = 6, mode = 'reshape'}"],
+    "constant tokens": ["seq_len_warmup={start = 8, steps = 6, batch = 'tokens'}"],
     "batches": ["batch_size_warmup={start = 8, increment = 4, sequences = 40}"],
     "layer dropping": METHODS["layer dropping"],
     "simigrad": [
@@ -108,7 +107,7 @@ CASES = {
     "standardization": ["standardization_loss={weight = 0.3, sites = 'ln_input'}"],
     "narrow sums": METHODS["accumulation"],
     "growth": [
-        "stages=[{model = {n_head = 1, n_embd = 16}, switch = {rule = 'steps', value = 2}}, "
+        "stages=[{model = {n_head = 1, n_embd = 16}, switch = {rule = 'steps', value = 3}}, "
         "{operators = ['width'], rewarmup_steps = 2}]",
     ],
 }
@@ -132,19 +131,12 @@ CROSSED = {1: 2, 2: 1, 4: 2}
 """Number of ranks -> that whose checkpoints they continue."""
 
 
-def cases_of(names: Iterable[str], world_size: int) -> list[str]:
-    """Return the cases that this number of ranks trains: four would compile the same four times."""
-    return [name for name in names if world_size < 4 or not name.startswith("compiled")]
-
-
 def copies_and_shards(folder: Path) -> Found:
     found: Found = {"first evaluation": first_evaluation(tiny_recipe(*SIZE))}
     folder /= str(dist.world_size())
-    for name in cases_of(RESUMED, dist.world_size()):
-        found[name] = trained(RESUMED[name], folder / name, STEPS)
-    for name in cases_of(SHARDED, dist.world_size()):
-        if name in CASES:
-            continue
+    for name, recipe in RESUMED.items():
+        found[name] = trained(recipe, folder / name, STEPS)
+    for name in [case for case in SHARDED if case not in CASES]:
         recipe = tiny_recipe(*SIZE, *SHARDED[name])
         state = fresh(recipe)
         found[name] = came_to(state, train(state, recipe, STEPS))
@@ -154,8 +146,7 @@ def copies_and_shards(folder: Path) -> Found:
 def crossed(folder: Path) -> Found:
     """Return the rows with which the checkpoints of another number of ranks go on."""
     found: Found = {}
-    for name in cases_of(RESUMED, dist.world_size()):
-        recipe = RESUMED[name]
+    for name, recipe in RESUMED.items():
         state = fresh(recipe)
         load(folder / str(CROSSED[dist.world_size()]) / name, state, recipe)
         found[f"{name}, crossed"] = train(state, recipe, STEPS)
