@@ -199,7 +199,7 @@ def write(
     values = {"schema_version": SCHEMA_VERSION, **progress._asdict()}
     texts = {"progress.json": json.dumps(values, indent=1), "recipe.toml": recipe_toml}
     # Hashing, writing and flushing release the interpreter lock: they go on beside each other.
-    with made_beside(directory) as temporary, ThreadPoolExecutor() as pool:
+    with made_beside(directory) as temporary, ThreadPoolExecutor(max_workers=4) as pool:
         temporary.mkdir()
         hashes: dict[str, Future[str]] = {}
         flushed = []

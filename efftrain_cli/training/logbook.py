@@ -76,7 +76,7 @@ class Logbook:
         self._pending: list[StepRecord] = []
         self._good = state.progress
         """After the last step whose loss and gradient were finite."""
-        self._pool = ThreadPoolExecutor()
+        self._pool = ThreadPoolExecutor(max_workers=1)
         self._host: dict[str, Tensors] | None = {} if saves_beside(session.device) else None
         """Copies of the tensors that are saved while training goes on, by file."""
         self._writing: tuple[checkpoint.Writing, Future[float]] | None = None

@@ -149,7 +149,10 @@ def prepare_session(
 def source_hash() -> str:
     """Return a hash of this package's Python files: the version does not change with edits."""
     package = Path(__file__).resolve().parent.parent
-    return text_digest("".join(path.read_text() for path in sorted(package.rglob("*.py"))))
+    texts = []
+    for path in sorted(package.rglob("*.py")):
+        texts.append(f"{path.relative_to(package)}\n{path.read_text()}")
+    return text_digest("".join(texts))
 
 
 def cut_warning(recipe: Recipe, summary: PlanSummary) -> str:
