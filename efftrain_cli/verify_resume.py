@@ -32,7 +32,13 @@ _FREE = ("seconds", "segment", "tokens_per_second", "mfu")
 """Endings of the columns that may differ between two equal runs."""
 
 
-def verify_resume(recipe: Recipe, *, device: str, half: int, devices: int) -> list[str]:
+def verify_resume(
+    recipe: Recipe,
+    *,
+    device: str,
+    half: int,
+    devices: int,
+) -> list[str]:
     """Compare a run of 2 x `half` steps with one that was stopped after `half` and continued;
     return what to print.
 
@@ -53,10 +59,11 @@ def verify_resume(recipe: Recipe, *, device: str, half: int, devices: int) -> li
         rows, tensors = compare_runs(folder / "whole", folder / "cut", 2 * half)
     seq_len = cut.model.seq_len
     sequences = cut.train.micro_batch_tokens // seq_len
-    moved = listed(list(shorten_schedules(cut, half, cut.train.batch_size))) or "no schedule"
+    batch_size = cut.train.batch_size
+    step = f"{batch_size // sequences} micro-batches a step of {sequences} x {seq_len} tokens"
+    moved = listed(list(shorten_schedules(cut, half, batch_size))) or "no schedule"
     return [
-        f"recipe cut to {cut.train.batch_size // sequences} micro-batches a step of {sequences} x"
-        f" {seq_len} tokens, {2 * half} steps; {moved} moved into them",
+        f"recipe cut to {step}, {2 * half} steps; {moved} moved into them",
         f"stopped after step {half}, continued in a new process to step {2 * half}",
         f"identical: {tensors} tensors and {rows} rows, bit for bit",
     ]
@@ -65,9 +72,9 @@ def verify_resume(recipe: Recipe, *, device: str, half: int, devices: int) -> li
 def cut_recipe(recipe: Recipe, half: int, devices: int) -> Recipe:
     """Make the recipe small enough for a minute or two.
 
-    A step has two micro-batches of at most two sequences (as many as there are devices,
-    where those are more). Every schedule is moved into the first 2 x `half` steps, so that it
-    changes before and after the stop.
+    A step has two micro-batches of at most two sequences, or one per device if there are more
+    devices. Every schedule is moved into the first 2 x `half` steps, so that it changes before and
+    after the stop.
     """
     seq_len = recipe.model.seq_len
     fitting = recipe.train.micro_batch_tokens // seq_len
@@ -77,8 +84,17 @@ def cut_recipe(recipe: Recipe, half: int, devices: int) -> Recipe:
     batch_size = max(max(2, each) * sequences, 2 * each)
     return replace(
         recipe,
-        train=replace(recipe.train, batch_size=batch_size, micro_batch_tokens=sequences * seq_len),
-        eval=replace(recipe.eval, every=half, windows=min(recipe.eval.windows, 4)),
+        train=replace(
+            recipe.train,
+            batch_size=batch_size,
+            micro_batch_tokens=sequences * seq_len,
+        ),
+        data=replace(recipe.data, repeat=True),
+        eval=replace(
+            recipe.eval,
+            every=half,
+            windows=min(recipe.eval.windows, 4),
+        ),
         checkpoint=Checkpoint(),
         wandb=replace(recipe.wandb, mode="off"),
         **shorten_schedules(recipe, half, batch_size),
@@ -96,10 +112,12 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
     want = _values(whole)
     first = []
     for place in sorted(have.keys() | want.keys()):
-        if want.get(place) != have.get(place):
-            step_of_row, column = place
-            values = f"{want.get(place)!r} undisturbed and {have.get(place)!r} continued"
-            first.append(f"step {step_of_row}: {column} is {values}")
+        undisturbed = want.get(place)
+        continued = have.get(place)
+        if undisturbed != continued:
+            row, column = place
+            values = f"{undisturbed!r} undisturbed and {continued!r} continued"
+            first.append(f"step {row}: {column} is {values}")
             break
 
     tensors = _tensors(checkpoint_path(cut, step))

@@ -32,6 +32,9 @@ def verify_resume(
     device: Device = "auto",
     devices: Devices = 1,
     steps: Annotated[int, Option(min=1, help="Steps before the stop, and as many after it.")] = 4,
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="Print nothing but errors: the exit code is the result.")
+    ] = False,
 ) -> None:
     """Prove on this machine that a stopped and continued run equals an uninterrupted one, bit for
     bit.
@@ -47,4 +50,5 @@ def verify_resume(
     from efftrain_cli.verify_resume import verify_resume as verify
 
     for line in verify(loaded, device=device, half=steps, devices=devices):
-        print_folded(line, indent=0)
+        if not quiet:
+            print_folded(line, indent=0)

@@ -208,6 +208,13 @@ def test_verify_resume_says_what_it_compared(tmp_path, monkeypatch):
     assert not list((tmp_path / "runs").iterdir())
 
 
+def test_a_quiet_verify_resume_prints_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(verify_resume, "verify_resume", lambda *_, **__: ["identical"])
+    recipe = write_recipe(tmp_path)
+    assert call("verify-resume", str(recipe)) == (0, "identical\n")
+    assert call("verify-resume", str(recipe), "-q") == (0, "")
+
+
 def test_verify_resume_names_the_signal_that_ended_a_run(tmp_path, monkeypatch):
     """F95."""
     ended = SimpleNamespace(returncode=-9)
@@ -230,8 +237,10 @@ def test_a_verified_step_has_two_micro_batches_or_one_a_device(
 ):
     """4 sequences of 32 tokens, of which 2 fit, become so many; half of them are enough for all."""
     recipe = load_recipe(str(write_recipe(tmp_path)), words)
-    cut = verify_resume.cut_recipe(recipe, 2, devices).train
-    assert (cut.batch_size, cut.micro_batch_tokens) == (batch_size, 32 * sequences)
+    cut = verify_resume.cut_recipe(recipe, 2, devices)
+    size = cut.train.batch_size, cut.train.micro_batch_tokens
+    assert size == (batch_size, 32 * sequences)
+    assert cut.data.repeat
 
 
 def test_a_run_goes_on_after_a_huge_loss(lab):
