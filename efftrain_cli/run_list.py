@@ -80,7 +80,7 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     from efftrain_cli.run.reading import load_run
 
     path = runs_root() / name
-    age = time.time() - written_at(path)
+    age = max(0.0, time.time() - written_at(path))
     row: dict[str, Any] = {"name": printable(name), "age_seconds": age, "problem": ""}
     try:
         run = load_run(path)
@@ -162,7 +162,7 @@ def glance(path: Path) -> Glance:
         tokens = to_float(last.get("tokens", 0))
         status = status_of(path, last)
         if status == "running":
-            status = f"{100 * tokens / budget_of(path):.0f} %"
+            status = f"{100 * min(1.0, tokens / budget_of(path)):.0f} %"
     except Exception as error:  # one run that nobody can read must not hide the others
         return Glance(name, "unreadable", written, problem=fault_of(path, error))
     return Glance(name, status, written, tokens, val_loss)

@@ -58,7 +58,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     """Yield labels and texts of the lines between the first and the last."""
     facts = run.facts
     yield "result", _result(run)
-    if facts:
+    if "tokens" in facts:
         tokens = human(facts["tokens"])
         if facts["tokens"] < run.budget:
             tokens += f" of {human(run.budget)}"

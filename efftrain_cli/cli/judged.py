@@ -94,7 +94,7 @@ def write_output(path: Path, text: str) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             error.filename = str(path)
             raise disk_error(error) from None
-        raise UsageError(f"--output {path}: {error.strerror}") from None
+        raise UsageError(f"--output {path}: {error.strerror or error}") from None
 
 
 def end_with_verdict(comparison: Comparison, fail_if: str) -> None:

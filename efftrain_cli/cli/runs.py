@@ -72,7 +72,7 @@ def list_(
     rows = []
     for run in shown:
         # An age's first unit is enough.
-        age = " ".join(human_seconds(time.time() - run.written).split()[:2])
+        age = " ".join(human_seconds(max(0.0, time.time() - run.written)).split()[:2])
         if run.status.endswith("%"):
             age = "now"
         loss = "" if math.isnan(run.val_loss) else f"{run.val_loss:.4f}"
@@ -156,7 +156,7 @@ def rm(
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("nothing was removed: no terminal to ask on\n  give --yes")
-        typer.confirm("Remove for good?", abort=True)
+        typer.confirm(f"Remove {counted(len(paths), 'run')} for good?", abort=True)
     for path in paths:
         remove(path)
     print(f"removed {counted(len(paths), 'run')}")

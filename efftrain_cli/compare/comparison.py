@@ -34,6 +34,9 @@ from efftrain_cli.run.reading import CURVE, Run, differing_keys
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+REFUSALS = 5
+"""Most reasons of a refusal that are listed."""
+
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
@@ -168,7 +171,7 @@ def compare(
         caveats += choice_notes(grid)
     refusals = find_refusals(compared)
     if refusals and not allow:
-        faults = "".join(f"  - {refusal}\n" for refusal in refusals)
+        faults = "".join(f"  - {refusal}\n" for refusal in refusals[:REFUSALS])
         raise UsageError(
             f"these losses do not compare:\n{faults}"
             "  leave out one side of each line, or pass --allow to show them unjudged"

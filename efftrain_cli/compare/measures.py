@@ -163,7 +163,7 @@ def end_of_decay(run: Run) -> str:
     for unit in ("steps", "tokens"):
         end = run.settings.get(f"optim.decay_{unit}")
         if end is not None and end != run.budget:
-            return f"{end:g} {unit}"
+            return f"{end} {unit}"
     return "budget"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from efftrain_cli.foundation.console import human
+from efftrain_cli.foundation.console import human, listed
 from efftrain_cli.foundation.errors import DataError, UsageError, nearest
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.names import select_runs
@@ -136,7 +136,7 @@ def runs_of(
             raise UsageError(f"--columns {ours}=: no such column\n  {hint}")
         if theirs not in table:
             raise UsageError(
-                f"{source} has no column {theirs!r}, only {', '.join(map(str, table))}\n"
+                f"{source} has no column {theirs!r}, only {listed(list(table), 12)}\n"
                 f"  name the one that holds it: --columns {ours}=NAME"
             )
     # A column that another one replaces would be there twice.

@@ -42,11 +42,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def listed(names: Sequence[object]) -> str:
-    """Join the first four names: (0, 1, 2, 3, 5, 6) -> "0, 1, 2, 3 and 2 more"."""
-    text = ", ".join(map(str, names[:4]))
-    if len(names) > 4:
-        text += f" and {len(names) - 4} more"
+def listed(names: Sequence[object], most: int = 4) -> str:
+    """Join the first names: (0, 1, 2, 3, 5, 6) -> "0, 1, 2, 3 and 2 more"."""
+    text = ", ".join(map(str, names[:most]))
+    if len(names) > most:
+        text += f" and {len(names) - most} more"
     return text
 
 

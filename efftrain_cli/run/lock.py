@@ -26,7 +26,7 @@ def take_lock(path: Path) -> TextIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         file.seek(0)
-        owner = file.read() or "another process"
+        owner = file.read(300) or "another process"
         file.close()
         raise RunLockedError(
             f"run {path.parent.name!r} is owned by {printable(owner)}\n"

@@ -49,7 +49,7 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
     frame = _parse_columns(lines.texts, columns)
     starts = int((frame.segment.diff() != 0).sum())
     # Each kill may tear one line. More than that is damage.
-    if len(lines.corrupt) > starts:
+    if len(lines.corrupt) > max(1, starts):
         raise DataError(
             f"{path} is damaged: {len(lines.corrupt)} lines are not rows (line"
             f" {lines.corrupt[0]} is the first), but the run was started {starts} times\n"

@@ -72,7 +72,7 @@ def find_run(name: str) -> Path:
     if len(matches) > 1:
         # Those with the fewest settings in their name first.
         matches.sort(key=len)
-        runs = f"{len(matches)} runs: {listed(matches)}"
+        runs = f"{len(matches)} runs: {listed(matches, 8)}"
         raise UsageError(f"{name!r} means {runs}\n  name one of them")
     return existing_run(matches[0] if matches else name)
 

@@ -216,7 +216,7 @@ def facts_of(rows: pd.DataFrame, origin: Mapping[str, Any]) -> dict[str, float]:
         }
     last = rows.iloc[-1]
     peak = rows.lr.max()
-    at_peak = rows.tokens[rows.lr == peak]
+    at_peak = rows.tokens[rows.lr >= peak * (1 - 1e-9)]
     return facts | {
         "updates": last.step,
         "tokens": last.tokens,

@@ -58,7 +58,7 @@ def read_recipe_values(path: Path) -> Values:
     except FileNotFoundError:
         raise DataError(f"{path} is not a run directory: it has no recipe.toml") from None
     except (ValueError, RecursionError) as error:
-        raise damaged(file, str(error), RESTORE) from None
+        raise damaged(file, str(error)[:200], RESTORE) from None
 
 
 def cleaned(value: Any) -> Any:

@@ -48,6 +48,7 @@ def test_a_run_is_meant_before_a_recipe_and_before_a_beginning(root):
     [
         ("small", "'small' means 2 runs: small-seed1, small-seed2"),
         ("wid", "'wid' means 2 runs: other, wid-seed2"),
+        ("many", "'many' means 9 runs: .*, many-seed7 and 1 more"),
         ("small-sead1", "did you mean small-seed1"),
         ("zzz", "`efftrain runs list` shows all"),
         ("../small-seed1", "use 1 to 64 letters"),
@@ -56,6 +57,8 @@ def test_a_run_is_meant_before_a_recipe_and_before_a_beginning(root):
 def test_what_names_no_run_or_several_is_refused(root, typed, said):
     write_run(root / "runs", "wid", 1, name="other")
     write_run(root / "runs", "wid", 2)
+    for seed in range(9):
+        write_run(root / "runs", "many", seed, rows=[])
     with pytest.raises(UsageError, match=said.replace("`", ".")):
         find_run(typed)
 

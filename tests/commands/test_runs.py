@@ -23,6 +23,7 @@ from tests.fake_runs import rows_of, write_run
 from tests.terminal import on_terminal
 
 DIVERGED = [{"event": "diverged", "step": 50}]
+BRANCH = {"parent": "p", "step": 50, "sha256": "s"}
 
 
 def run(line: str) -> Result:
@@ -37,12 +38,14 @@ def test_list_says_how_each_run_ended_and_what_it_reached(root):
     os.utime(path / "recipe.toml", (0, time.time() - 5400))
     write_run(root, "future", 0, origin={"schema_version": 99})
     (root / "no-run").mkdir()
+    os.utime(root / "half-seed0" / "metrics.jsonl", (0, time.time() + 5400))
     out = run("list --sort loss")
     head, first, *others = [line.split() for line in out.stdout.splitlines()]
     assert head == ["run", "status", "tokens", "val", "loss", "age"]
     final = rows_of(100, 3)[-1]["val_loss"]
     assert first[:4] == ["small-seed3", "finished", "102K", f"{final:.4f}"]
     assert others[0][:3] == ["half-seed0", "crashed", "51.2K"]
+    assert others[0][4:] == ["0", "s"]
     assert sorted(others[1:])[1] == ["none-seed0", "not", "started", "0", "1", "h"]
     by_tokens = run("list --sort tokens").stdout.splitlines()
     order = ["run", "small-seed3", "half-seed0", "none-seed0", "future-seed0"]
@@ -50,6 +53,7 @@ def test_list_says_how_each_run_ended_and_what_it_reached(root):
     assert "has format 99" in out.stderr and "\n  update efftrain" in out.stderr
     values = json.loads(run("list --format json").stdout)
     assert round(values[-1]["age_seconds"] / 60) == 90
+    assert values[0]["age_seconds"] == 0, "clocks differ"
     found = {
         value["name"]: (value["status"], value["updates"], value["tokens"]) for value in values
     }
@@ -112,6 +116,8 @@ def test_a_glance_says_how_a_run_ended(root, event, status):
     with (path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert glance(path).status == "50 %"
+        path.joinpath("recipe.toml").write_text("[train]\ntokens = 25600\n")
+        assert glance(path).status == "100 %"
     rows = rows_of(50, 0)
     whole = write_run(root, "whole", 0, steps=50, rows=rows, events=[event])
     assert glance(whole).status == ("diverged" if status == "diverged" else "finished")
@@ -180,8 +186,8 @@ def test_show_prints_each_number_once(root):
     """2.5 bytes a target; 100 steps of 1,024 tokens, 0.05 s and 6e5 FLOPs a token."""
     rows = rows_of(100, 0)
     command = ["efftrain", "pretrain", "small", "--set", "optim.lr=1e-3", "--set=train.tokens=9"]
-    branch = {"parent": "p", "step": 50, "sha256": "s"}
-    path = write_run(root, "small", 0, rows=rows, origin={"command": command, "branch": branch})
+    origin = {"command": command, "branch": BRANCH}
+    path = write_run(root, "small", 0, rows=rows, origin=origin)
     (path / "checkpoints").mkdir()
     out = run("show small-seed0").stdout
     head, *lines, disk = out.splitlines()
@@ -217,7 +223,7 @@ def test_show_says_what_an_unfinished_run_lacks(root):
 
 def test_show_of_a_run_that_has_just_begun(root):
     data = '\n[data]\ntrain = ["a.txt", "b.txt"]\ntokenizer = "bpe:9"\n'
-    path = write_run(root, "small", 0, rows=[], more=data)
+    path = write_run(root, "small", 0, rows=[], more=data, origin={"branch": BRANCH})
     (path / "zeroshot.json").write_text("[]")
     with (path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -225,6 +231,7 @@ def test_show_of_a_run_that_has_just_begun(root):
     assert head.startswith("small-seed0, running, last row 2")
     assert lines == [
         "result  no validation loss yet",
+        "branch  of p at step 50; nan FLOPs of its own",
         "recipe  small, seed 0, no changes",
         "text    a.txt, b.txt, bpe:9",
         "scores  in zeroshot.json",
@@ -289,4 +296,7 @@ def test_show_as_json_holds_the_numbers_unrounded(root):
 def test_a_removal_asks_on_a_terminal(root):
     path = write_run(root, "small", 0)
     shown = on_terminal(root, 80, "runs", "rm", "small-seed0", answer="n\n")
-    assert "Remove for good? [y/N]" in shown and path.exists()
+    assert "Remove 1 run for good? [y/N]" in shown and path.exists()
+    write_run(root, "small", 1)
+    shown = on_terminal(root, 80, "runs", "rm", "small-*", answer="y\n")
+    assert "Remove 2 runs for good? [y/N]" in shown and not path.exists()

@@ -280,7 +280,12 @@ def test_words_that_do_not_go_together(root, words, message):
         cli("compare", *words)
 
 
-def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(tmp_path):
+def refuse(*_):
+    """Raise an error without a number, as Python's own modules do."""
+    raise OSError("not seekable")
+
+
+def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(tmp_path, monkeypatch):
     """As under `ulimit -f`: nothing half-written lies beside it; a link stays one."""
     earlier, link = tmp_path / "earlier", tmp_path / "link"
     earlier.write_text("earlier")
@@ -297,3 +302,6 @@ def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(tmp_path):
     assert earlier.read_text() == "later" and link.is_symlink()
     with pytest.raises(UsageError, match=r"--output .*: No such file or directory"):
         write_output(tmp_path / "none" / "report", "")
+    monkeypatch.setattr("efftrain_cli.foundation.files.write_whole", refuse)
+    with pytest.raises(UsageError, match=r"--output .*: not seekable"):
+        write_output(earlier, "")

@@ -9,6 +9,7 @@ import pytest
 
 from efftrain_cli.compare.comparison import compare
 from efftrain_cli.compare.curves import cost_to_reach, isotonic_fit, log_saving, smooth_end
+from efftrain_cli.compare.measures import end_of_decay
 from efftrain_cli.compare.show import bound_text
 from efftrain_cli.run.reading import computed_values
 from tests.compare.known_runs import row_of
@@ -89,6 +90,8 @@ def test_costs_are_blank_where_schedules_differ(of_arm, why):
 def test_a_decay_that_is_written_out_is_the_default():
     """It ends with the budget of 1,000 tokens whether or not a recipe says so."""
     assert pairs(**{"optim.decay_tokens": 1000}).estimate == pytest.approx(pairs().estimate)
+    run = make_run("arm", 0, FALL, **{"optim.decay_tokens": 12_345_678})
+    assert end_of_decay(run) == "12345678 tokens", "all digits"
     optim = {"schedule": "wsd", "decay_share": 0.2}
     written = computed_values({"seed": 1, "optim": {**optim, "decay_shape": "linear"}})
     assert written == computed_values({"optim": optim})

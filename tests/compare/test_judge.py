@@ -198,6 +198,10 @@ def test_losses_that_do_not_compare_are_refused():
     copy = replace(longer, opening=base[0].opening)
     with pytest.raises(UsageError, match="base-seed3 began with the losses of base-seed0"):
         compare([*base, copy, *arm], baseline="base")
+    copies = [replace(copy, seed=seed) for seed in range(3, 9)]
+    with pytest.raises(UsageError) as error:
+        compare([*base, *copies, *arm], baseline="base")
+    assert str(error.value).count("one is a copy") == 5, "the first"
 
 
 def test_settings_outside_the_method_are_said_first():

@@ -98,6 +98,11 @@ def test_a_table_with_a_schedule_has_costs():
     [
         (lambda t: t.drop(columns="arm"), {}, "has no column 'arm'.*\n.*--columns arm=NAME"),
         (lambda t: t, {"val_loss": "val_bpb"}, "only arm, seed, step, val_loss\n"),
+        (
+            lambda t: t.assign(**dict.fromkeys("abcdefghij", 0)),
+            {"val_loss": "val_bpb"},
+            "g, h and 2 more\n",
+        ),
         (lambda t: t, {"loss": "val_loss"}, "--columns loss=: no such column\n  did you mean"),
         (lambda t: pd.concat([t, t[:1]]), {}, "two rows of run adam-seed0, step 50\n"),
         (lambda t: t.assign(val_loss="low"), {}, "column 'val_loss' holds no numbers"),

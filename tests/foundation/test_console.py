@@ -56,6 +56,7 @@ def test_one_is_singular():
 def test_a_list_is_cut_behind_four():
     assert listed(range(4)) == "0, 1, 2, 3"
     assert listed(range(6)) == "0, 1, 2, 3 and 2 more"
+    assert listed(range(6), 5) == "0, 1, 2, 3, 4 and 1 more"
 
 
 SECONDS = {

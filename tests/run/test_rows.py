@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.errors import DataError, RunLockedError
 from efftrain_cli.run.lines import parse, sealed, split_lines
+from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.metrics import latest_rows, read_metrics
 from efftrain_cli.run.reading import load_run
+from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.run_show import verify_run
 from tests.damage import flips
 from tests.fake_runs import rows_of, write_run, write_sealed
@@ -142,6 +144,26 @@ def test_more_damage_than_the_kills_explain_is_refused(tmp_path):
         read_metrics(path.parent, ["step"])
 
 
+def test_one_damaged_row_without_a_valid_one_is_left_out(tmp_path):
+    path = write_run(tmp_path, "r", 0, rows=[])
+    (path / "metrics.jsonl").write_text("{broken\n")
+    assert load_run(path).notes[-1] == "1 damaged line left out"
+
+
+def test_messages_quote_the_beginning_of_foreign_text(tmp_path):
+    """Of a lock's owner 300 characters, of a TOML error 200."""
+    path = write_run(tmp_path, "r", 0)
+    lock = path / "lock"
+    with take_lock(lock), pytest.raises(RunLockedError) as locked:
+        lock.write_text("a" * 301)
+        take_lock(lock)
+    assert f"is owned by {'a' * 300}\n" in str(locked.value)
+    (path / "recipe.toml").write_text(2 * f"[{'b' * 201}]\n")
+    with pytest.raises(DataError) as error:
+        read_recipe_values(path)
+    assert "b" * 100 in str(error.value) and "b" * 200 not in str(error.value)
+
+
 def test_empty_and_missing_files(tmp_path):
     path = write_run(tmp_path, "r", 0, rows=[])
     assert len(read_metrics(path, ["loss"]).frame["loss"]) == 0
@@ -170,7 +192,9 @@ def test_numbers_of_a_run_by_hand(tmp_path):
     """Three steps of 1,024 tokens of 0.05, 0.1 and 0.1 s; 2.5 bytes a token."""
     rows = rows_of(3, 0, every=1)
     losses = [6.0, 3.0, 4.0, 3.5]
-    for row, loss, lr, mfu in zip(rows, losses, (0, 1, 2, 2), (None, 0.3, 0.6, 0.9), strict=True):
+    # A warmup may end at a rate that is rounded down.
+    rates = [0, 1, 2 - 1e-12, 2]
+    for row, loss, lr, mfu in zip(rows, losses, rates, (None, 0.3, 0.6, 0.9), strict=True):
         row |= {"val_loss": loss, "lr": lr, "mfu": mfu, "seconds": 0.1}
     rows[1]["seconds"] = 0.05
     run = load_run(write_run(tmp_path, "small", 0, steps=3, rows=rows))
