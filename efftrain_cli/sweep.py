@@ -26,9 +26,9 @@ def folder_of(trials: Sequence[Trial], name: str | None) -> Path:
     """Return the folder of a sweep: without a name, one of its own for each list of runs."""
     if name:
         return runs_root() / f"{name}-sweep"
-    arms = dict.fromkeys(trial.arm for trial in trials)
+    arms = "-".join(dict.fromkeys(trial.arm for trial in trials))
     digest = digest_of([trial.name for trial in trials])
-    return runs_root() / "sweeps" / run_name([*arms, digest[:6]], ())
+    return runs_root() / "sweeps" / run_name([arms, digest[:6]], ())
 
 
 def train_sweep(trials: Sequence[Trial], folder: Path, runner: Runner) -> list[Run]:
@@ -79,8 +79,12 @@ def planned_rows(trials: Sequence[Trial]) -> Rows:
     """Return a row per run to train: its name, state and tokens."""
     rows = []
     for trial in trials:
-        tokens = recipe_of(trial).train.tokens
-        rows.append({"run": trial.name, "state": state_of(trial), "tokens": tokens})
+        row = {
+            "run": trial.name,
+            "state": state_of(trial),
+            "tokens": recipe_of(trial).train.tokens,
+        }
+        rows.append(row)
     return rows
 
 
@@ -89,8 +93,12 @@ def ended_rows(runs: Sequence[Run]) -> Rows:
     has none."""
     rows = []
     for run in runs:
-        loss = run.final_loss if run.status == "finished" else None
-        rows.append({"run": run.name, "status": run.status, "final_loss": loss})
+        row = {
+            "run": run.name,
+            "status": run.status,
+            "final_loss": run.final_loss if run.status == "finished" else None,
+        }
+        rows.append(row)
     return rows
 
 

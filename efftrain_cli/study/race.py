@@ -96,10 +96,11 @@ def race_plan(
         if not command:
             identity = identity_of(arm.recipe, settings, device)
             values |= flatten({f"machine of {arm.name}": identity["machine"]})
-        prefix = f"race-{arm.name}-{digest_of(identity)[:6]}"
+        prefix = run_name([f"race-{arm.name}", digest_of(identity)[:6]], ())
         named.append(replace(arm, prefix=prefix))
+    title = "-".join(["race", *labels])
     return Plan(
-        run_name(["race", *labels, digest_of(values)[:6]], ()),
+        run_name([title, digest_of(values)[:6]], ()),
         study,
         tuple(named),
         values,

@@ -13,7 +13,7 @@ from efftrain_cli.foundation.errors import RunLockedError, StoppedError, UsageEr
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.study.conduct import conduct, runner_of
 from efftrain_cli.study.plans import UNEQUAL, read_study
-from efftrain_cli.study.race import race_plan
+from efftrain_cli.study.race import count_race, race_plan
 from efftrain_cli.study.registration import read_looks
 from efftrain_cli.study.text import race_line
 from efftrain_cli.trials.costs import Costs
@@ -116,6 +116,13 @@ def test_a_changed_text_or_device_is_another_baseline(folder):
     assert plan("cuda:1").values == plans[1].values
     (folder / "text2.txt").write_text("more words")
     assert len({each.arms[0].prefix for each in (*plans, plan("cpu"))}) == 3
+
+
+def test_names_of_any_length_make_valid_files(folder):
+    plan = race_plan(["a" * 38, "b" * 300], DIFFERENT, [3], command="x {seed} {arm}")
+    assert re.fullmatch("race-a{38}-bb-[0-9a-f]{8}-[0-9a-f]{6}", plan.name)
+    backwards = race_plan(["b" * 300, "a" * 38], DIFFERENT, [3], command="x {seed} {arm}")
+    assert count_race(backwards) == 1 and plan.folder != backwards.folder
 
 
 def test_race_k_against_a_baseline_multiplies_its_p_by_k(folder):

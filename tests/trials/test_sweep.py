@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from efftrain_cli.foundation.errors import RunLockedError, UsageError
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.sweep import folder_of
-from efftrain_cli.trials.trial import grid
+from efftrain_cli.trials.trial import Trial, grid
 from tests.conftest import cli
 from tests.fake_runs import val_loss
 from tests.trials.stubs import both, plain, write_recipes, write_trial
@@ -79,6 +80,11 @@ def test_several_budgets_end_with_the_ladder(folder):
     text = cli(*WORDS, "--set", "train.tokens=2560,5120").stdout
     (head,) = [line for line in text.splitlines() if line.startswith("arm")]
     assert head.split()[:6] == ["arm", "parameters", "D/N", "seeds", "s", "sigma/s"]
+
+
+def test_a_sweep_without_a_name_is_named_after_its_arms(folder):
+    trials = [Trial("", (), 0, "n", arm=letter * 40) for letter in "ab"]
+    assert re.fullmatch("a{40}-b{5}-[0-9a-f]{8}-[0-9a-f]{6}", folder_of(trials, None).name)
 
 
 def test_one_recipe_at_one_setting_is_a_line_a_run(folder):
