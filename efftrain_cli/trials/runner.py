@@ -136,7 +136,7 @@ def _gpus() -> int:
     devices = list(Path("/dev").glob("nvidia[0-9]*"))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices and visible is not None:
-        return len(visible.split(","))
+        return len(list(filter(None, visible.split(","))))
     return len(devices)
 
 

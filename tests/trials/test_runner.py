@@ -133,11 +133,13 @@ def test_threads_are_divided_and_gpus_dealt_out(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "Path", lambda dev: tmp_path)
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).touch()
-    for visible, gpus in ((None, 2), ("4,5,6", 3)):
+    for visible, gpus in ((None, 2), ("4,,5,6,", 3)):
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         devices = [device for device, _ in environments(4, "cuda")]
         assert devices == [f"cuda:{place % gpus}" for place in range(4)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert environments(2, "cuda")[0][0] == "cuda", "not cuda:0"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert environments(2, "auto")[0][0] == "auto"
     with pytest.raises(UsageError, match="use --jobs 16 or fewer"):
