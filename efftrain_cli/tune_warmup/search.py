@@ -15,6 +15,7 @@ takes for granted that what is wanted less is no less stable.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,10 +63,10 @@ class Receipt(NamedTuple):
     def loss_at(self, tokens: int) -> float | None:
         """Return the loss after so many tokens, between evaluations on a line; None if the probe
         ended before."""
-        if tokens > self.tokens:
-            return None
-        at, losses = zip(*self.curve, strict=True)
-        return float(np.interp(tokens, at, losses))
+        for (start, first), (end, last) in itertools.pairwise(self.curve):
+            if end >= tokens:
+                return float(np.interp(tokens, (start, end), (first, last)))
+        return None
 
     def judge(self, horizon: int, may_be_stuck: bool) -> Word | None:
         """Judge the probe up to a step; None if it ended before."""

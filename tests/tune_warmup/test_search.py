@@ -144,6 +144,8 @@ def test_a_loss_worse_than_the_control_s_at_equal_tokens_is_not_recommended():
     assert best(600, 6.0) is not None, "one seed has no standard error"
     assert best(1200, 9.0, 9.0) is None
     assert best(1201, 9.0, 9.0) is not None, "the control ended before"
+    lost = Receipt(math.inf, 30, 30, 9.0, ((0, 6.0), (600, 5.0), (600, math.inf)))
+    assert [lost.loss_at(tokens) for tokens in (300, 600, 601)] == [5.5, 5.0, None]
 
 
 def test_a_stable_control_ends_the_search_and_nothing_is_recommended():

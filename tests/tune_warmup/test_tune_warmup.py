@@ -80,6 +80,10 @@ def test_a_search_leaves_receipts_and_a_recipe_and_a_killed_one_the_same(
     assert "small-tuned" in cli(f"{race} --plan").output
     assert load_recipe("small-tuned") == load_recipe("small", [*config.settings, "optim.lr=1e-3"])
 
+    longer = replace(config, name="longer")
+    tune(replace(longer, steps=11))
+    assert lines(tune(longer)) == receipts, "ended probes have no checkpoint, and begin again"
+
     trained: list[int] = []
 
     def train_until_killed(state, *rest) -> Iterator:  # type: ignore
