@@ -168,11 +168,11 @@ def point_of(recipe: Recipe) -> Point:
             " such step\n  set optim.schedule=wsd and optim.decay_share=0.2 for every arm"
         )
     start = (1 - optim.decay_share) * recipe.train.tokens
-    points = [Point(0, 0)]
+    point = Point(0, 0)
     for _, after in plan_run(recipe):
         if after.tokens <= start:
-            points.append(Point(after.step, after.tokens))
-    return points[-1]
+            point = Point(after.step, after.tokens)
+    return point
 
 
 def check_sizes(sizes: Sequence[Size]) -> None:
