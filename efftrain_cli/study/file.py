@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Annotated
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -52,8 +51,8 @@ class Study:
     """What the study is for, in one sentence."""
     baseline: Text
     """Name of the arm that the others are compared with."""
-    arms: Annotated[tuple[StudyArm, ...], Field(min_length=2)]
-    primary: Annotated[tuple[Claim, ...], Field(min_length=1)]
+    arms: tuple[StudyArm, ...] = Field(min_length=2)
+    primary: tuple[Claim, ...] = Field(min_length=1)
     """Claims that are judged; every other measure is estimated."""
     seeds: Text
     """Seeds of every arm, in the order of the looks: "10..14", both included."""
@@ -76,7 +75,7 @@ class Study:
     """Sizes at which every arm is trained: "0.1M..1.6M x2", or a table for each."""
     tokens_per_parameter: float = Field(default=20.0, gt=0)
     """Tokens of a size that names none, per parameter of it."""
-    branches: Annotated[tuple[float, ...], Field(min_length=2)] = (0.5, 1.0, 2.0)
+    branches: tuple[float, ...] = Field(default=(0.5, 1.0, 2.0), min_length=2)
     """Budgets of a size, in multiples of its tokens."""
 
     @property
@@ -120,12 +119,14 @@ def breaches(study: Study) -> Iterator[tuple[str, str]]:
     for number, arm in enumerate(study.arms):
         if bool(arm.recipe) == bool(study.command):
             yield f"arms.{number}.recipe", "is required without a command, forbidden with one"
-    if study.command and (study.tuning or study.set or study.sizes):
+    of_recipes = study.tuning or study.set or study.sizes
+    if study.command and of_recipes:
         yield "command", "cannot be combined with tuning, set or sizes: write them into it"
     seeds = parse_seeds(study.seeds)
     if len(seeds) < 2:
         yield "seeds", "must be two or more: one pair supports no claim"
-    if study.looks and [*study.looks] != sorted({*study.looks, len(seeds)}):
+    rising = sorted({*study.looks, len(seeds)})
+    if study.looks and [*study.looks] != rising:
         yield "looks", f"must rise and end at all {len(seeds)} seeds"
     try:
         sizes = study.each_size
@@ -140,12 +141,14 @@ def breaches(study: Study) -> Iterator[tuple[str, str]]:
         judged |= {*own}
     if judged & {*study.tuning_seeds}:
         yield "tuning.seeds", "must differ from the study's, or the tuned arm looks too good"
-    yield from size_breaches(study, [size.name for size in sizes])
-    measures = {claim.measure for claim in study.primary}
+    size_names = [size.name for size in sizes]
+    yield from size_breaches(study, size_names)
+    measures = [claim.measure for claim in study.primary]
     targets = {claim.target for claim in study.primary if claim.target}
-    if len(measures) < len(study.primary) or len(targets) > 1:
+    if has_repeats(measures) or len(targets) > 1:
         yield "primary", "must name each measure once, and one target at most"
-    if study.maximize and (not study.command or measures != {"final_loss"}):
+    is_scored = study.command and {*measures} == {"final_loss"}
+    if study.maximize and not is_scored:
         yield "maximize", "is for the final scores that a command prints"
     if "compute_multiplier" in measures and not sizes:
         yield "primary", "of a compute multiplier needs sizes"
@@ -157,7 +160,8 @@ def breaches(study: Study) -> Iterator[tuple[str, str]]:
 def size_breaches(study: Study, names: list[str]) -> Iterator[tuple[str, str]]:
     """Yield key and rule of each mistake about the sizes of these names."""
     tuned = [*study.tuned_sizes]
-    if tuned != names[: len(tuned)]:
+    first = names[: len(tuned)]
+    if tuned != first:
         yield "tuning.sizes", "must be the first sizes, in their order: rates are carried upwards"
     if has_repeats(names):
         yield "sizes", "must have different names"
@@ -172,9 +176,10 @@ def has_repeats(values: Collection[object]) -> bool:
 
 def claim_breaches(claim: Claim) -> Iterator[tuple[str, str]]:
     """Yield key and rule of each mistake of a primary."""
-    if claim.measure != "final_loss" and claim.direction not in RATIOS:
-        yield "direction", "of a cost must be different or better: its ratio is a bound"
-    elif claim.direction not in RATIOS and not claim.margin:
-        yield "margin", f"is required for {claim.direction}"
+    if claim.direction not in RATIOS:
+        if claim.measure != "final_loss":
+            yield "direction", "of a cost must be different or better: its ratio is a bound"
+        elif not claim.margin:
+            yield "margin", f"is required for {claim.direction}"
     if claim.measure.endswith("_to_target") and claim.target is None:
         yield "target", "is required for a cost to a target"
