@@ -37,7 +37,7 @@ def test_a_command_killed_at_random_continues(folder, command, efftrain, zygote)
     words = typed(COMMANDS[command])
     draw = random.Random(command)
     kills = 0
-    for _ in range(4):
+    for _ in range(6):
         process = zygote.start(*words, cwd=folder, out=folder / "out", err=folder / "err")
         end = time.monotonic() + draw.uniform(0.3, 3)
         while time.monotonic() < end and not process.ended():
