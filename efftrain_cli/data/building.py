@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+from pydantic import ConfigDict
 
 from efftrain_cli.data.corpus import (
     CorpusManifest,
@@ -69,6 +70,7 @@ class Piece(NamedTuple):
 class Place(Record):
     """progress.json: what is written, and where a later start continues."""
 
+    model_config = ConfigDict(frozen=False)
     restore: ClassVar[str] = "remove its folder; the text is then prepared from its beginning"
 
     split: Split

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from pydantic import ConfigDict
 
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import sha256_of
@@ -37,6 +38,8 @@ class Shard(Fields):
 
 class SplitEntry(Fields):
     """What is written of a split."""
+
+    model_config = ConfigDict(frozen=False)
 
     shards: list[Shard]
     documents: int

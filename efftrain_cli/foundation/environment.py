@@ -18,7 +18,7 @@ RANGES = {
     "SLURM_STEP_NUM_TASKS": (1, _PROCESSES),
     "SLURM_PROCID": (0, _PROCESSES - 1),
     "SLURM_LOCALID": (0, _PROCESSES - 1),
-    "SLURM_JOB_ID": (0, 1 << 32),
+    "SLURM_JOB_ID": (0, 1 << 40),
     "EFFTRAIN_JOBS": (1, _PROCESSES),
     "SOURCE_DATE_EPOCH": (0, 1 << 32),
 }
@@ -67,10 +67,13 @@ def planned_device(device: str) -> str:
 
     It finds none if CUDA_VISIBLE_DEVICES names none or it was built for CPUs.
     """
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").partition(",")[0].strip()
-    for_cpus = version("torch").endswith("+cpu")
+    try:
+        for_cpus = version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        for_cpus = True
     if device == "auto" and (for_cpus or visible in ("", "-1", "NoDevFiles")):
         return "cpu"
     return device

@@ -29,6 +29,7 @@ class Part(BaseModel):
 
     model_config = ConfigDict(
         extra="allow",
+        frozen=True,
         strict=True,
         allow_inf_nan=False,
     )

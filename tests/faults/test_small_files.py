@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from pydantic import ValidationError
 
 from efftrain_cli.data.corpus import open_corpus
 from efftrain_cli.data.prepare import prepare
@@ -125,6 +126,12 @@ def test_verify_names_a_damaged_file(home):
 def test_a_file_name_that_is_not_utf_8_is_read_back(home):
     with new_run("r", "seed = 1\n", {"recipe": "a\udcff"}) as run:
         assert read_origin(run.path)["recipe"] == "a\udcff"
+
+
+def test_a_record_is_not_changed(home):
+    record = read_record(make_plan(home), Registration)
+    with pytest.raises(ValidationError, match="frozen"):
+        record.registered = ""
 
 
 def test_a_digest_is_that_of_values_in_any_order():

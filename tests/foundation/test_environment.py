@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ LIMITS = {
     "WORLD_SIZE LOCAL_WORLD_SIZE SLURM_STEP_NUM_TASKS EFFTRAIN_JOBS": (1, 1_048_576),
     "RANK LOCAL_RANK SLURM_PROCID SLURM_LOCALID": (0, 1_048_575),
     "MASTER_PORT": (1, 65_535),
-    "SLURM_JOB_ID SOURCE_DATE_EPOCH": (0, 4_294_967_296),
+    "SLURM_JOB_ID": (0, 1_099_511_627_776),
+    "SOURCE_DATE_EPOCH": (0, 4_294_967_296),
 }
 
 
@@ -62,6 +64,7 @@ def test_folders_may_begin_at_home(monkeypatch):
         ("auto", "", "2.13.0", "cpu"),
         ("auto", "-1,0", "2.13.0", "cpu"),
         ("auto", None, "2.13.0+cpu", "cpu"),
+        ("auto", None, "", "cpu"),
         ("cpu", "0", "2.13.0", "cpu"),
     ],
 )
@@ -69,5 +72,11 @@ def test_auto_is_the_cpu_where_no_gpu_can_be_used(monkeypatch, device, visible, 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr("importlib.metadata.version", lambda name: torch)
+
+    def version(name: str) -> str:
+        if not torch:
+            raise PackageNotFoundError(name)
+        return torch
+
+    monkeypatch.setattr("importlib.metadata.version", version)
     assert planned_device(device) == planned
