@@ -25,7 +25,7 @@ def show_progress(console: Console, title: str, seconds_between_lines: float) ->
         title: stands before the line on a terminal, and above the plain lines.
         seconds_between_lines: between two plain lines about the same thing.
     """
-    is_live = console.is_terminal and not console.is_dumb_terminal
+    is_live = console.is_terminal and not (console.is_dumb_terminal or console.quiet)
     pause = REDRAWN if is_live else seconds_between_lines
     before = ""
     shown = 0.0

@@ -45,6 +45,7 @@ COUNTS = {
 
 def test_numbers():
     assert [*map(human, COUNTS)] == [*COUNTS.values()]
+    assert human(12, "FLOP") == "12 FLOP"
     assert human(238_848, "FLOP") == "239 kFLOP"
     assert human(1.33e20, "FLOP") == "133 EFLOP"
 
@@ -91,6 +92,14 @@ def test_plain_progress_is_a_line_every_ten_seconds_and_where_something_begins(m
         for what, done in (("rows", 1), ("rows", 2000), ("rows", 3000), ("end", 0)):
             report(what, done)
     assert shown.getvalue() == "title\nrows: 1\nrows: 3,000\nend\n"
+
+
+def test_a_quiet_terminal_has_no_live_line(terminal, monkeypatch):
+    """rich would take everything printed meanwhile to the console, which prints nothing."""
+    monkeypatch.setattr("sys.stdout", terminal)
+    with progress.show_progress(Console(quiet=True), "title", 10):
+        print("a warning")
+    assert terminal.getvalue() == "a warning\n"
 
 
 def test_a_narrow_table_spares_a_column(terminal, monkeypatch):
