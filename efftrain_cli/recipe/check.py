@@ -120,7 +120,7 @@ def validated(draft: Draft, cls: type[T]) -> T:
 
 def _unwritable(value: Any) -> str:
     """Return why no recipe can hold a value; "" if one can."""
-    if isinstance(value, int) and value >= 2**63:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "has a number beyond 64 bits, which no run can use"
     if isinstance(value, str):
         # Bytes of a name that are not UTF-8 reach Python as lone surrogates.
@@ -225,7 +225,9 @@ def _nearest_key(key: str, cls: Any) -> str | None:
     for other, known in _names(cls):
         matcher.set_seq1(other)
         bonus = 0.25 if _section_of(known) == section else 0.0
-        likeness = bonus + matcher.ratio()
+        likeness = bonus + matcher.quick_ratio()  # an upper bound
+        if likeness > highest:
+            likeness = bonus + matcher.ratio()
         if likeness > highest:
             highest = likeness
             nearest = known

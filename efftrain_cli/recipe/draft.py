@@ -70,9 +70,9 @@ class Draft:
         mistakes = counted(len(problems), "mistake")
         lines = [f"{self.kind} {self.name!r} has {mistakes}; nothing was run"]
         for problem in problems[:MISTAKES]:
-            shown = " = ".join(filter(None, (problem.key, problem.value)))
+            parts = [part[:100] for part in (problem.key, problem.value) if part]
             rule = problem.rule.replace("\n", "\n    ")
-            lines.append(f"  {shown[:100]}   ({problem.source})")
+            lines.append(f"  {' = '.join(parts)}   ({problem.source})")
             lines.append(f"    {rule}")
         if len(problems) > MISTAKES:
             lines.append(f"  and {len(problems) - MISTAKES:,} more")

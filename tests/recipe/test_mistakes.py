@@ -72,6 +72,7 @@ RULES = {
     "checkpoint.at=[0]": "item 1 must be at least 1",
     "seed=-1": "must be at least 0",
     "seed=9223372036854775808": "beyond 64 bits",
+    "seed=-9223372036854775809": "beyond 64 bits",
     "model=3": "is a section: write [model]",
     "stages=3": "is a list of sections: write [[stages]] before the keys of each",
     "batch_size_warmup={start = 2, increment = 1, switch = [0, 9]}": "item 1 must be at least 1",
@@ -161,15 +162,22 @@ def test_lines_that_are_not_toml_are_pointed_at(folder, text, line, fault):
 
 def test_a_text_is_not_taken_for_a_recipe(folder):
     """A novel as --recipe: its first line is pointed at, however long it is."""
-    (folder / "novel.toml").write_text(
-        "It was a dark and stormy night; the rain fell in torrents.\n" * 15_000
-    )
-    with pytest.raises(RecipeError, match=r"novel\.toml:1\)\n    not TOML"):
-        load_recipe("novel.toml")
+    for end in ("\n", " "):
+        text = f"It was a dark and stormy night; the rain fell in torrents.{end}" * 15_000
+        (folder / "novel.toml").write_text(text)
+        shown = text.split("\n")[0][:100]
+        with pytest.raises(RecipeError, match=rf"  {shown}   \(novel\.toml:1\)\n    not TOML"):
+            load_recipe("novel.toml")
     (folder / "large.toml").write_bytes(b"# " + b"x" * (1 << 20))
     with pytest.raises(RecipeError, match="is not a recipe: it has 1,048,578 bytes") as caught:
         load_recipe("large.toml")
     assert "--set data.train=large.toml" in str(caught.value)
+
+
+def test_long_keys_and_values_are_cut(folder):
+    write(folder, "long", f"{'k' * 200} = '{'v' * 200}'\n")
+    with pytest.raises(RecipeError, match=r'\n  k{100} = "v{99}   \(recipes/long'):
+        load_recipe("long")
 
 
 @pytest.mark.parametrize(
@@ -188,17 +196,17 @@ def test_a_base_that_cannot_be_built_on_says_why(folder, base, rule):
 
 
 def test_a_lost_letter_finds_its_key(folder):
-    """RELIABILITY F40: keys without their second letter, by --set; 95 of 100 are understood."""
+    """RELIABILITY F40: any key without its second letter, by --set; 95 of 100 are understood."""
     write(folder, "staged", STAGED)
     leaves = [key for key, about in known_keys(Recipe).items() if about.section is None]
     before = sorted(folder.rglob("*"))
     right = 0
-    for key in random.Random(40).sample(leaves, 100):
+    for key in leaves:
         section, _, name = key.replace("stages.", "stages.0.").rpartition(".")
         typed = f"{section}.{name[0]}{name[2:]}".lstrip(".")
         rules = [problem.rule for problem in problems("staged", f"{typed}=1").values()]
         right += f"unknown key; did you mean {key}?" in rules
-    assert right >= 95
+    assert right >= 0.95 * len(leaves)
     assert sorted(folder.rglob("*")) == before, "nothing is written"
 
 
