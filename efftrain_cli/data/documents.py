@@ -114,7 +114,7 @@ class Reader:
         except DataError:
             raise
         except Exception as error:  # `datasets` raises classes of five libraries
-            summary = " ".join(str(error.__cause__ or error).split())
+            summary = " ".join(str(error.__cause__ or error).split())[:400]
             fix = "repair it, or name another text"
             if self.source.kind == "hub":
                 fix = "the same command continues here once the Hub answers"

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from efftrain_cli.data.sources import Source
-from efftrain_cli.foundation.console import listed
 from efftrain_cli.foundation.errors import DataError, UsageError
 
 PROBE_SECONDS = 1.0
@@ -99,8 +98,9 @@ def no_field(
     names: Sequence[str],
 ) -> DataError:
     """Return the error of a record without the field of the text."""
+    fields = ", ".join(map(repr, names[:8]))
     return DataError(
-        f"{place}: no field {name!r}; it has {listed([*map(repr, names)])}\n"
+        f"{place}: no field {name!r}; it has {fields}\n"
         "  name the field of the text: --set data.text_field=FIELD"
     )
 

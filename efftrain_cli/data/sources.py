@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from efftrain_cli.foundation.console import listed
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import DataError, nearest
 
@@ -220,9 +219,9 @@ def _check_no_splits(path: Path) -> None:
 
 
 def _suffixes(files: Sequence[Path]) -> str:
-    """Count files by suffix, the most frequent first: "12 .html, 3 .rst"."""
-    counts = Counter(file.suffix or file.name for file in files).most_common()
-    return listed([f"{count:,} {suffix}" for suffix, count in counts])
+    """Count files by suffix: "12 .html, 3 .rst"; the six most frequent."""
+    counts = Counter(file.suffix or file.name for file in files)
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(6))
 
 
 def stdlib_files() -> list[str]:

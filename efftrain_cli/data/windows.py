@@ -148,6 +148,10 @@ class Windows:
 
         length = plan.seq_len
         each = plan.sequences_per_window
+        if length * each > self.seq_len:
+            raise ValueError(
+                f"{each} sequences of {length} tokens do not fit into a window of {self.seq_len}"
+            )
         begin = plan.first_sequence(plan.accumulation_steps * rank // world_size)
         end = plan.first_sequence(plan.accumulation_steps * (rank + 1) // world_size)
         first = begin // each

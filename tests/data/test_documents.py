@@ -110,6 +110,15 @@ def test_a_mark_names_the_encoding(tmp_path, encoding):
     assert texts(tmp_path / "a.jsonl") == ["ü", "two"]
 
 
+def test_a_library_s_long_message_is_cut(tmp_path, monkeypatch):
+    def fail(source: Source) -> None:
+        raise ValueError("x" * 500)
+
+    monkeypatch.setattr(documents, "open_dataset", fail)
+    said = complaint(tmp_path / "a.csv", b"text\n")
+    assert f"ValueError: {'x' * 400}\n" in said
+
+
 def test_text_of_nuls_is_refused(tmp_path):
     """UTF-16 without a mark is UTF-8 as far as bytes go, with a NUL after each letter. One NUL of
     1,000 characters passes."""
@@ -125,6 +134,9 @@ BAD_LINES = {
     b'{"text": "a\xff"}': r"not UTF-8: '\udcff'",
     b'{"text": "\\ud800"}': r"not UTF-8: '\ud800'",
     b'{"body": 1, "id": 3}': "no field 'text'; it has 'body', 'id'",
+    b'{"a":0,"b":0,"c":0,"d":0,"e":0,"f":0,"g":0,"h":0,"i":0}': (
+        "no field 'text'; it has 'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'\n"
+    ),
     b'{"text": 3}': "field 'text' is int, not text",
     b'["x"]': "a JSON list, not an object",
     b'{"n": ' + b"7" * 5000 + b"}": "Exceeds the limit",

@@ -122,6 +122,9 @@ def test_a_thousandth_may_be_skipped_and_is_counted(cache, stories, tmp_path, ha
     tally = prepare(data(stories, on_bad_document="skip", **valid)).manifest.tally
     assert (tally["rows"], tally["skipped"]) == (1000 + has_valid, 1)
     assert tally["skipped_examples"][0].startswith(f"{stories}:1000: not JSON")
+    stories.write_text("\n".join([*lines[:998], "{", "[]"]))
+    with pytest.raises(DataError, match=r"^2 of 1,00\d rows are bad, more than 0\.1%"):
+        prepare(data(stories, on_bad_document="skip", **valid))
     stories.write_text("\n".join([*lines[:994], *"[[[[[["]))
     five = r"(stories[^;\n]*; [^;]*){4}stories[^;\n]*\n  repair"
     with pytest.raises(DataError, match=r"^6 of 1,00\d rows are bad, more than 0\.1%:.*" + five):

@@ -104,6 +104,9 @@ def test_everything_that_is_not_there_is_said_at_once(tmp_path):
     assert len(faults) == len(lines) / 2 == 6
     assert all(line.startswith("data.valid = ") for line in faults)
     assert lines[1] == '  name files, folders or patterns, a Hub dataset "owner/name", or "stdlib"'
+    write_files(tmp_path, *(f"many/x.{letter}" for letter in "abcdefg"))
+    with pytest.raises(DataError, match=r"1 \.a, 1 \.b, 1 \.c, 1 \.d, 1 \.e, 1 \.f\b(?!,)"):
+        find_sources(Data(train="many"))
     with pytest.raises(DataError, match=r"\n  did you mean book.pdf\?$"):
         find_sources(Data(train="book.txt"))
     assert "no such file" in faults[0] and str(tmp_path) in faults[0]

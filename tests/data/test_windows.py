@@ -102,6 +102,12 @@ def test_a_rank_without_a_sequence_gets_none_wherever_the_step_begins(tmp_path):
     assert [len(windows.batch(step, rank, 4).tokens) for rank in range(4)] == [2, 2, 1, 0]
 
 
+def test_a_window_holds_the_sequences_that_are_cut_from_it(tmp_path):
+    windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
+    with pytest.raises(ValueError, match="4 sequences of 17 tokens do not fit into a window of 64"):
+        windows.batch(plan(7, 17, 20, sequences_per_window=4))
+
+
 def test_validation_is_fixed_spread_and_without_overlap(tmp_path):
     shards = counting_shards(tmp_path, 5001)
     rows = Windows(shards, 64, seed=1).validation(10)
