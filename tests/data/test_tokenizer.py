@@ -67,17 +67,16 @@ def test_long_documents_are_cut_where_no_token_changes(bpe):
     assert np.concatenate(bpe.encode(pieces)).tolist() == whole
 
 
-@pytest.mark.parametrize("step", [211, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [211, pytest.param(1, marks=pytest.mark.slow)])
 def test_tiktoken_and_tokenizers_agree_over_unicode(gpt2, step):
-    """Characters among letters, digits, spaces, line ends and apostrophes: the two libraries' word
-    patterns are one. Every seventh meets each run of ten digits that a Unicode version adds."""
+    """Each character among letters, digits, spaces, line ends and apostrophes: the two libraries'
+    word patterns are one."""
     assert gpt2.fast is not None
     codes = [*range(0x3100), *range(0x3100, 0xD800, step), *range(0xE000, 0x110000, step)]
-    texts = [f"a{c}b 1{c}2 {c} {c}{c}\n{c}x  {c} ' {c}'s{c}" for c in map(chr, codes)]
-    for start in range(0, len(texts), 20_000):
-        part = texts[start : start + 20_000]
-        slow = gpt2.backend.encode_batch_fast(part, add_special_tokens=False)
-        assert gpt2.fast.encode_ordinary_batch(part) == [encoding.ids for encoding in slow]
+    for c in map(chr, codes):
+        text = f"a{c}b 1{c}2 {c} {c}{c}\n{c}x  {c} ' {c}'s{c}"
+        slow = gpt2.backend.encode(text, add_special_tokens=False)
+        assert gpt2.fast.encode_ordinary(text) == slow.ids
 
 
 def changed(bpe: Tokenizer, folder: Path, edit: Callable[[dict[str, Any]], object]) -> Tokenizer:
