@@ -84,12 +84,14 @@ class BenchResult:
 
 def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
     """Write random tokens, those of eight steps, to a shard; return windows over them."""
-    tokens = 8 * recipe.train.batch_size * recipe.model.seq_len
+    seq_len = recipe.model.seq_len
+    tokens = 8 * recipe.train.batch_size * seq_len
+    random = np.random.default_rng(0)
     writer = ShardWriter(folder / "bench.bin", vocab_size)
-    writer.add(np.random.default_rng(0).integers(vocab_size, size=tokens, dtype=np.uint32))
+    writer.add(random.integers(vocab_size, size=tokens, dtype=np.uint32))
     writer.close()
     shards = TokenShards(writer.path, writer.split, vocab_size)
-    return Windows(shards, recipe.model.seq_len, recipe.seed, pin_memory=torch.cuda.is_available())
+    return Windows(shards, seq_len, recipe.seed, pin_memory=torch.cuda.is_available())
 
 
 def bench(
@@ -136,9 +138,14 @@ def bench(
     per_token = flops_per_token(model.config, plan.seq_len, sum(plan.keep)).with_logits
     of_optimizer = recipe.optim.facts.step_flops(model.config)
     flops_per_second = (per_token * tokens + of_optimizer) / median
-    name = torch.cuda.get_device_name(device) if on_cuda else "cpu"
+    name = "cpu"
+    if on_cuda:
+        name = torch.cuda.get_device_name(device)
     dtype = compute_dtype(recipe, device)
     peak = peak_flops(name, dtype)
+    mfu = None
+    if peak is not None:
+        mfu = flops_per_second / (peak * dist.world_size())
     return BenchResult(
         device=name,
         dtype=dtype,
@@ -154,7 +161,7 @@ def bench(
         tokens_per_second=tokens / median,
         flops_per_token=per_token,
         flops_per_second=flops_per_second,
-        mfu=None if peak is None else flops_per_second / (peak * dist.world_size()),
+        mfu=mfu,
         peak_memory_bytes=tuple(memories),
         compile_seconds=compile_seconds() - compiling,
         compiled_graphs=compiled_graphs() - graphs,
@@ -169,7 +176,8 @@ def _without_schedules(recipe: Recipe) -> Recipe:
     for method in recipe.methods.values():
         changes |= method.without_schedule()
     train = replace(recipe.train, tokens=sys.maxsize)
-    return replace(recipe, **changes, train=train, eval=replace(recipe.eval, every=sys.maxsize))
+    evaluation = replace(recipe.eval, every=sys.maxsize)
+    return replace(recipe, **changes, train=train, eval=evaluation)
 
 
 def _time_step(
@@ -186,11 +194,12 @@ def _time_step(
 def _shared_phases(rows: Sequence[dict[str, Any]], step_seconds: float) -> dict[str, float]:
     """Divide a step of `step_seconds` into what the ranks do by themselves and together."""
     wait = statistics.median(row["wait_seconds"] for row in rows)
+    work = step_seconds - wait
     sums = [row["comm_seconds"] for row in rows]
     if None in sums:
-        return {"work and traffic": max(0.0, step_seconds - wait), "wait": wait}
+        return {"work and traffic": max(0.0, work), "wait": wait}
     in_sums = statistics.median(sums)
-    return {"work": max(0.0, step_seconds - wait - in_sums), "sum": in_sums, "wait": wait}
+    return {"work": max(0.0, work - in_sums), "sum": in_sums, "wait": wait}
 
 
 def phase_seconds(
@@ -237,9 +246,10 @@ def range_seconds(events: Iterable[FunctionEvent]) -> dict[str, float]:
     """Return the seconds that the host spent in each phase."""
     seconds = dict.fromkeys(PHASES, 0.0)
     for phase, start, end in _phase_ranges(events):
-        seconds[phase] += (end - start) / 1e6
+        duration = (end - start) / 1e6
+        seconds[phase] += duration
         if phase == "forward":
-            seconds["backward"] -= (end - start) / 1e6
+            seconds["backward"] -= duration
     return seconds
 
 
@@ -252,12 +262,12 @@ def kernel_seconds(events: Iterable[FunctionEvent]) -> dict[str, float]:
     ranges = sorted(_phase_ranges(events), key=lambda phase_range: PHASES.index(phase_range[0]))
     seconds = dict.fromkeys(PHASES, 0.0)
     for event in events:
-        if event.kernels:
-            launched = event.time_range.start
-            # "forward" is in the list before "backward", whose range is around it.
-            phase = next((name for name, start, end in ranges if start <= launched < end), None)
-            if phase is not None:
+        launched = event.time_range.start
+        # "forward" is in the list before "backward", whose range is around it.
+        for phase, start, end in ranges:
+            if start <= launched < end:
                 seconds[phase] += sum(kernel.duration for kernel in event.kernels) / 1e6
+                break
     return seconds
 
 
@@ -270,5 +280,6 @@ def _phase_ranges(events: Iterable[FunctionEvent]) -> list[tuple[str, float, flo
     for event in events:
         if event.name in MARKS and event.device_type == DeviceType.CPU:
             phase = "backward" if event.name == "gradient" else event.name
-            ranges.append((phase, event.time_range.start, event.time_range.end))
+            span = event.time_range
+            ranges.append((phase, span.start, span.end))
     return ranges

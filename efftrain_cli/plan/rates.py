@@ -74,8 +74,9 @@ def measured_rate(device: str, recipe: Recipe) -> Rate | None:
 
     def rank(rate: Rate) -> tuple[bool, bool, float, str]:
         same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
+        is_run = rate.train_share > 0
         distance = abs(math.log(rate.flops_per_token / per_token))
-        return same, same and rate.train_share > 0, -distance, rate.time
+        return same, same and is_run, -distance, rate.time
 
     return max(_rates_on(device), key=rank, default=None)
 
@@ -109,6 +110,7 @@ def _rates_on(device: str) -> list[Rate]:
                 rates.append(rate)
     kind = planned_device(device).partition(":")[0]
     if kind == "auto":
-        kinds = {rate.device_kind for rate in rates}
-        kind = "cuda" if "cuda" in kinds else "cpu"
+        kind = "cpu"
+        if any(rate.device_kind == "cuda" for rate in rates):
+            kind = "cuda"
     return [rate for rate in rates if rate.device_kind == kind]

@@ -66,8 +66,12 @@ def read_items(run: Path) -> list[Result]:
     path = run / ITEMS
     if not path.exists():
         return []
-    rows = map(parse, path.read_bytes().splitlines())
-    return [row for row in rows if row is not None]
+    rows = []
+    for line in path.read_bytes().splitlines():
+        row = parse(line)
+        if row is not None:
+            rows.append(row)
+    return rows
 
 
 def save_result(run: Path, entry: Result, items: list[Result]) -> None:
