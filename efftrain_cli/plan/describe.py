@@ -36,7 +36,7 @@ def steps_line(recipe: Recipe, summary: PlanSummary) -> str:
     """Return number and size of the steps that are left, and what changes from step to step."""
     plans = [group.plan for group in summary.groups]
     if not plans:
-        return "steps   none is left"
+        return "steps   none left"
     sizes = sorted(plan.batch_size * plan.seq_len for plan in plans)
     size = f"{sizes[0]:,}"
     if sizes[-1] > sizes[0]:
@@ -62,7 +62,11 @@ def steps_line(recipe: Recipe, summary: PlanSummary) -> str:
     # Layer dropping: growth also changes the number of blocks.
     keep = plan_step(recipe, summary.end).keep
     if not grown and min(keep) < 1:
-        parts.append(f"{sum(first.keep):.3g} to {sum(keep):.3g} blocks")
+        blocks = f"{sum(first.keep):.3g}"
+        end = f"{sum(keep):.3g}"
+        if end != blocks:
+            blocks += f" to {end}"
+        parts.append(f"{blocks} blocks")
     return "; ".join(parts)
 
 
