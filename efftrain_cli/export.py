@@ -47,7 +47,7 @@ def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedMode
     tokenizer_json = (trained.run / "tokenizer.json").read_text("utf-8")
     others = {
         "README.md": model_card(trained, origin),
-        "efftrain.json": json.dumps(source),
+        "efftrain.json": json.dumps(source, indent=2),
     }
     write_hf(trained.model, tokenizer_json, trained.tokenizer.eot_id, directory, others)
     return trained

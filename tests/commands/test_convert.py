@@ -191,10 +191,13 @@ def test_an_export_has_a_card_and_the_modes_of_other_files(exported, tmp_path):
     ]
     assert "\n".join(lines) in card
     assert card.endswith("\n") and not card.endswith("\n\n")
-    assert '\ntrain = "text.txt"\n' in card and str(tmp_path) not in card
+    assert '\ntokenizer = "bpe:300"\n' in card and '\ntrain = "text.txt"\n' in card
+    assert str(tmp_path) not in card
     assert "Nothing was measured" in (directory / "README.md").read_text()
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "second").iterdir()} == {0o640}
-    source = json.loads((tmp_path / "second" / "efftrain.json").read_text())
+    text = (tmp_path / "second" / "efftrain.json").read_text()
+    assert '\n  "step": 10,\n' in text, "a line a key"
+    source = json.loads(text)
     assert (source["step"], source["tokens"], source["checkpoint_sha256"]) == (
         10,
         10_000,
