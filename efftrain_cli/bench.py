@@ -65,7 +65,7 @@ class BenchResult:
     """Seconds of each timed step; rates are those of the median."""
     tokens_per_second: float
     flops_per_token: float
-    """(6 N + 12 n_layer n_embd seq_len), logits included."""
+    """6 N + 12 n_layer n_head head_dim seq_len, logits included."""
     flops_per_second: float
     """FLOP/s of whole steps, Muon's Newton-Schulz iterations included."""
     mfu: float | None
