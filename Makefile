@@ -1,7 +1,7 @@
 # Two commands do everything, each with its own set-up: `make quickstart` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test test-slow lint size mutants
 
@@ -19,8 +19,8 @@ install: .venv/installed
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "efftrain needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (PyTorch takes a minute or more) ..."
-	@$(PIP) torch
-	@$(PIP) -e ".[dev,eval]"
+	@$(PIP_INSTALL) torch
+	@$(PIP_INSTALL) -e ".[dev,eval]"
 	@touch $@
 
 quickstart: install
@@ -42,5 +42,5 @@ size: install
 	@$(BIN)/python -m tests.laws.test_size
 
 mutants: install
-	@$(PIP) -e ".[mutants]"
+	@$(PIP_INSTALL) -e ".[mutants]"
 	@$(BIN)/python -m tests.mutants --seed $(SEED)
