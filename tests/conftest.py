@@ -184,6 +184,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's folder with two recipes that can be trained in a second; a `TrialRunner` does not
+    wait between two looks at its processes."""
+    from efftrain_cli.trials import runner
+    from tests.trials.stubs import write_recipes
+
+    monkeypatch.setattr(runner, "TICK", 0.0)
+    return write_recipes(tmp_path)
+
+
+@pytest.fixture
 def random_run(tmp_path: Path) -> Path:
     """A run with random weights and a checkpoint of step 10, called r."""
     from tests.trained_run import make_run

@@ -10,11 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from efftrain_cli.recipe.recipe import dump_recipe
-from efftrain_cli.trials import runner
 from efftrain_cli.trials.trial import Trial, grid, recipe_of
 from tests.fake_runs import rows_of, write_run, write_sealed
-
-runner.TICK = 0.0  # nobody waits between two looks at a process
 
 TINY = """\
 [model]

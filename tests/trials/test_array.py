@@ -18,13 +18,7 @@ from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.trial import grid
 from tests.conftest import REPOSITORY, cli
 from tests.faults.test_clusters import executable
-from tests.trials.stubs import STUDY, both, write_recipes, write_trial
-
-
-@pytest.fixture
-def folder(tmp_path: Path, cache: Path) -> Path:
-    return write_recipes(tmp_path)
-
+from tests.trials.stubs import STUDY, both, write_trial
 
 SRUN = """#!PYTHON
 import os, pathlib, signal, subprocess, sys, time

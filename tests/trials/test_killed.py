@@ -7,20 +7,13 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from efftrain_cli.run.small_files import read_run
 from tests.conftest import typed
 from tests.launch import wait_until
-from tests.trials.stubs import STUDY, write_recipes
-
-
-@pytest.fixture
-def folder(tmp_path: Path, cache: Path) -> Path:
-    return write_recipes(tmp_path)
-
+from tests.trials.stubs import STUDY
 
 COMMANDS = {
     "sweep": "sweep plain.toml warm.toml --seeds 0..1 --jobs 2 --device cpu",

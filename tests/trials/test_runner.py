@@ -30,12 +30,7 @@ from efftrain_cli.trials.costs import Costs, costs_of
 from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
 from efftrain_cli.trials.trial import Trial, Trunk, grid
 from tests.fake_runs import val_loss
-from tests.trials.stubs import Pretrain, both, plain, write_recipes, write_trial
-
-
-@pytest.fixture
-def folder(tmp_path: Path, cache: Path) -> Path:
-    return write_recipes(tmp_path)
+from tests.trials.stubs import Pretrain, both, plain, write_trial
 
 
 def train(launch: Pretrain, title: str = "", **options: Any) -> list[str]:

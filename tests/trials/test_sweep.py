@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -15,13 +14,7 @@ from efftrain_cli.sweep import folder_of
 from efftrain_cli.trials.trial import Trial, grid
 from tests.conftest import cli
 from tests.fake_runs import val_loss
-from tests.trials.stubs import both, plain, write_recipes, write_trial
-
-
-@pytest.fixture
-def folder(tmp_path: Path, cache: Path) -> Path:
-    return write_recipes(tmp_path)
-
+from tests.trials.stubs import both, plain, write_trial
 
 WORDS = ["sweep", "plain.toml", "warm.toml", "--seeds", "0..1", "--device", "cpu"]
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.trials.trial import check_comparable, grid, parse_seeds, parse_settings, run_name
-from tests.trials.stubs import TINY, both, write_recipes
-
-
-@pytest.fixture
-def folder(tmp_path: Path, cache: Path) -> Path:
-    return write_recipes(tmp_path)
+from tests.trials.stubs import TINY, both
 
 
 def test_seeds():
