@@ -204,6 +204,18 @@ def test_losses_that_do_not_compare_are_refused():
     assert str(error.value).count("one is a copy") == 5, "the first"
 
 
+def test_what_else_a_method_changed_is_one_sentence():
+    facts = {"tokens": 1e3, "updates": 20, "warmup tokens": 40, "peak rate": 1e-3}
+    base = [replace(run, facts=facts) for run in make_arm("base", BASE)]
+    doubled = {title: 2 * value for title, value in facts.items()}
+    arm = [replace(run, facts=doubled) for run in make_arm("arm", LOWER)]
+    assert compare([*base, *arm], baseline="base").changes == [
+        "arm trained on 2,000 instead of 1,000 tokens and made 40 instead of 20 updates"
+        " and warmed up over 80 instead of 40 tokens"
+        " and peaked at a rate of 0.002 instead of 0.001."
+    ]
+
+
 def test_settings_outside_the_method_are_said_first():
     slw = {"seq_len_warmup.start": 8}
     base = make_arm("base", BASE, **{"optim.lr": 2e-3, "model.n_layer": 2})

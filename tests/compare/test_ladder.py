@@ -146,10 +146,13 @@ note: these intervals leave out errors of tuning: with rates off by a sd of 0.05
 
 def test_a_ladder_is_a_table_and_from_four_sizes_on_a_sentence():
     """Slopes of 0.3; of a multiplier of 1.5 each doubling leaves exp(-0.1) = 0.905."""
-    gains = gains_of(rungs(1.5, (1e5, 2e5, 4e5, 8e5), fade=0.1))
+    sizes = (1e5, 2e5, 4e5, 8e5)
+    gains = gains_of(rungs(1.5, sizes, fade=0.1))
     lines = [*frame_lines(gain_table(gains)), *describe_trends(gains)]
     assert "\n".join(lines) == LADDER
     assert len(describe_trends(gains[1:])) == 1, "the note alone"
+    steady, _ = describe_trends(gains_of(rungs(1.5, sizes)))
+    assert steady.startswith("arm: the gain holds over 4 sizes; M changes 1.0")
     gains.multiplier = [0.9, 0.8, 0.95, 0.85]
     penalty, _ = describe_trends(gains)
     assert penalty.startswith("arm: cannot tell whether the penalty holds over 4 sizes; M changes ")
