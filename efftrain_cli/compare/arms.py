@@ -41,13 +41,17 @@ class Arm:
     @property
     def rank(self) -> tuple[int, float]:
         """Sort key of the best setting: fewest runs without a final loss, then the lowest mean."""
-        losses = [run.final_loss for run in self.runs if not math.isnan(run.final_loss)]
-        missing = len(self.runs) - len(losses)
-        return missing, float(np.mean(losses or [math.inf]))
+        losses = [run.final_loss for run in self.runs]
+        known = [loss for loss in losses if not math.isnan(loss)]
+        missing = len(losses) - len(known)
+        mean = np.mean(known or [math.inf])
+        return missing, float(mean)
 
     def status_of(self, run: Run) -> str:
         """Return how a run ended: as `Run.status`, or "stuck"."""
-        return "stuck" if run.final_loss > self.stuck_above else run.status
+        if run.final_loss > self.stuck_above:
+            return "stuck"
+        return run.status
 
 
 def ordered_arms(arms: Sequence[Arm], baseline: str | None) -> list[Arm]:
@@ -83,7 +87,8 @@ def group_runs(runs: Iterable[Run]) -> list[Arm]:
     groups: dict[str, dict[int, Run]] = {}
     for run in runs:
         settings = sorted(run.settings.items())
-        by_seed = groups.setdefault(f"{run.arm} {settings}", {})
+        identity = f"{run.arm} {settings}"
+        by_seed = groups.setdefault(identity, {})
         other = by_seed.setdefault(run.seed, run)
         if other is not run:
             raise UsageError(
@@ -130,8 +135,10 @@ def best_settings(arms: Sequence[Arm]) -> list[Arm]:
         is_shared = recipes_at[size, budget] == len(recipes)
         return is_shared, size, budget
 
-    # A later arm replaces an earlier one of its recipe.
-    largest = {arm.first.arm: arm for arm in sorted(best, key=reach)}
+    largest = {}
+    for arm in sorted(best, key=reach):
+        # A later arm replaces an earlier one of its recipe.
+        largest[arm.first.arm] = arm
     return [arm for arm in arms if arm in largest.values()]
 
 
@@ -169,11 +176,14 @@ def stuck_level(base: Arm) -> float:
     """Return the baseline's median loss at STUCK_AT of the tokens; infinite if unknown."""
     losses = []
     for run in base.runs:
-        share = run.curve.tokens.to_numpy() / run.spent("tokens")
+        tokens = run.curve.tokens.to_numpy()
+        share = tokens / run.spent("tokens")
         if run.status == "finished" and share.min() < STUCK_AT:
-            loss = np.interp(STUCK_AT, share, run.curve.val_loss.to_numpy())
+            val_loss = run.curve.val_loss.to_numpy()
+            loss = np.interp(STUCK_AT, share, val_loss)
             losses.append(loss)
-    return float(np.median(losses or [math.inf]))
+    median = np.median(losses or [math.inf])
+    return float(median)
 
 
 # --- pairs ----------------------------------------------------------------------------------------
@@ -233,17 +243,28 @@ def pair_up(base: Arm, arm: Arm) -> Pairs:
     unshared: list[str] = []
     left_out: set[int] = set()
     for each in (base, arm):
-        runs = [run for run in each.runs if run.seed in shared or not shared]
-        unshared += [run.name for run in each.runs if run not in runs]
-        lost = [run for run in runs if each.status_of(run) in ("diverged", "stuck")]
-        waiting = [run for run in runs if run.is_pending]
-        left_out |= {run.seed for run in lost + waiting}
-        pending += [run.name for run in waiting]
-        failed.append(len(lost))
-        sides.append(runs)
+        side = []
+        failures = 0
+        for run in each.runs:
+            if shared and run.seed not in shared:
+                unshared.append(run.name)
+                continue
+            side.append(run)
+            if run.is_pending:
+                pending.append(run.name)
+                left_out.add(run.seed)
+            elif each.status_of(run) != "finished":
+                failures += 1
+                left_out.add(run.seed)
+        sides.append(side)
+        failed.append(failures)
+
+    kept = []
+    for side in sides:
+        kept.append([run for run in side if run.seed not in left_out])
     return Pairs(
         arm=arm.label,
-        kept=[[run for run in side if run.seed not in left_out] for side in sides],
+        kept=kept,
         failed=failed,
         total=[len(side) for side in sides],
         pending=pending,

@@ -21,8 +21,10 @@ def settings_of(arms: Sequence[Arm], recipe: str) -> list[Mapping[str, Any]]:
 def varied_keys(arms: Sequence[Arm]) -> list[str]:
     """Return the keys that differ between settings of one recipe."""
     keys: dict[str, None] = {}
-    for recipe in dict.fromkeys(arm.first.arm for arm in arms):
-        differing = differing_keys(settings_of(arms, recipe))
+    recipes = dict.fromkeys(arm.first.arm for arm in arms)
+    for recipe in recipes:
+        settings = settings_of(arms, recipe)
+        differing = differing_keys(settings)
         keys |= dict.fromkeys(differing)
     return list(keys)
 
@@ -72,17 +74,24 @@ def beyond(
 ) -> str:
     """Return the values that would widen a grid at the best setting; "" if it is at no edge.
 
-    Each is away by the factor of the grid's last step; from 0, and from it on, no factor leads.
+    Each continues the grid by the ratio of its last two values; none if one of them is 0.
     """
     texts = []
     for key in keys:
         values = [settings.get(key) for settings in tried]
         numbers = sorted({value for value in values if isinstance(value, int | float)})
         at = best.get(key)
-        if len(numbers) > 1 and at in (numbers[0], numbers[-1]):
-            neighbour = numbers[1] if at == numbers[0] else numbers[-2]
-            if at * neighbour > 0:
-                texts.append(f"{key}={at * at / neighbour:g}")
+        if len(numbers) < 2:
+            continue
+        if at == numbers[0]:
+            neighbour = numbers[1]
+        elif at == numbers[-1]:
+            neighbour = numbers[-2]
+        else:
+            continue
+        if at * neighbour > 0:
+            wider = at * at / neighbour
+            texts.append(f"{key}={wider:g}")
     return ", ".join(texts)
 
 
