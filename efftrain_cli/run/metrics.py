@@ -47,7 +47,8 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
     path = run / "metrics.jsonl"
     lines = read_file(path)
     frame = _parse_columns(lines.texts, columns)
-    starts = int((frame.segment.diff() != 0).sum())
+    is_start = frame.segment.diff() != 0
+    starts = int(is_start.sum())
     # Each kill may tear one line. More than that is damage.
     if len(lines.corrupt) > max(1, starts):
         raise DataError(
@@ -56,9 +57,12 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
             "  restore the file from a copy, or remove those lines:"
             f" `efftrain runs verify {run.name}` lists them"
         )
-    frame = frame.iloc[_latest(frame.step.to_numpy())].reset_index(drop=True)
+    latest = _latest(frame.step.to_numpy())
+    frame = frame.iloc[latest].reset_index(drop=True)
     frame = frame.astype(dict.fromkeys(_COUNTERS, "int64"))
-    return Metrics(frame[list(columns)] if columns else frame, lines.corrupt)
+    if columns:
+        frame = frame[list(columns)]
+    return Metrics(frame, lines.corrupt)
 
 
 def latest_rows(run: Path, until: float = math.inf) -> list[Values]:
@@ -89,8 +93,10 @@ def last_row(run: Path) -> Values:
 
 def to_float(value: object) -> float:
     """Return a number as a finite float; NaN for anything else."""
+    if not isinstance(value, int | float):
+        return math.nan
     try:
-        number = float(value) if isinstance(value, int | float) else math.nan
+        number = float(value)
     except OverflowError:
         return math.nan
     return number if math.isfinite(number) else math.nan
@@ -117,15 +123,16 @@ def _parse_columns(lines: list[bytes], columns: Sequence[str]) -> pd.DataFrame:
     schema = pa.schema(types)
     table = schema.empty_table()
     if lines:
-        table = pj.read_json(
-            pa.BufferReader(b"\n".join(lines)),
-            parse_options=pj.ParseOptions(
-                explicit_schema=schema,
-                unexpected_field_behavior="ignore" if columns else "infer",
-            ),
+        content = pa.BufferReader(b"\n".join(lines))
+        options = pj.ParseOptions(
+            explicit_schema=schema,
+            unexpected_field_behavior="ignore" if columns else "infer",
         )
+        table = pj.read_json(content, parse_options=options)
     numbers = []
     for field in table.schema:
-        if pa.types.is_primitive(field.type) or pa.types.is_null(field.type):
+        kind = field.type
+        if pa.types.is_primitive(kind) or pa.types.is_null(kind):
             numbers.append(field.name)
-    return table.select(numbers).to_pandas().astype("float64")
+    frame = table.select(numbers).to_pandas()
+    return frame.astype("float64")

@@ -113,7 +113,8 @@ def load_run(path: Path) -> Run:
     files = read_run(path)
     last = last_row(path)
     drawn = [name for name in last if find_column(name) in DRAWN]
-    metrics = read_metrics(path, list(dict.fromkeys([*READ, *drawn])))
+    columns = dict.fromkeys([*READ, *drawn])
+    metrics = read_metrics(path, list(columns))
     rows = metrics.frame
     curve = rows.dropna(subset="val_loss")
     curve = curve[EVALUATED].fillna(0.0)
@@ -133,8 +134,10 @@ def load_run(path: Path) -> Run:
     own = rows[rows.step > grown_step(origin)]
     facts = facts_of(own, origin)
     if "branch.step" in origin:
-        before = rows.total_flops[rows.step <= origin["branch.step"]]
-        facts["FLOPs of the branch"] = rows.total_flops.max() - before.max()
+        flops = rows.total_flops
+        before = flops[rows.step <= origin["branch.step"]]
+        facts["FLOPs of the branch"] = flops.max() - before.max()
+    series = thin(rows[["tokens", *drawn]])
     return Run(
         name=files.name,
         arm=recipe_name(files.origin, files.name),
@@ -144,7 +147,7 @@ def load_run(path: Path) -> Run:
         settings=computed_values(files.recipe),
         conditions=origin,
         facts=facts,
-        series=thin(rows[["tokens", *drawn]]).dropna(axis="columns", how="all"),
+        series=series.dropna(axis="columns", how="all"),
         opening=tuple(own.loss.dropna()[:OPENING]),
         notes=tuple(notes),
     )
@@ -152,10 +155,12 @@ def load_run(path: Path) -> Run:
 
 def thin(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per stretch of rows: of EXTREMES its largest value, else its first."""
-    stretches = np.arange(len(rows)) * POINTS // max(POINTS, len(rows))
+    count = len(rows)
+    stretches = np.arange(count) * POINTS // max(POINTS, count)
     shown = {}
     for name in rows:
-        shown[name] = "max" if str(name).startswith(EXTREMES) else "first"
+        is_extreme = str(name).startswith(EXTREMES)
+        shown[name] = "max" if is_extreme else "first"
     return rows.groupby(stretches).agg(shown)
 
 
@@ -169,7 +174,8 @@ def resume_notes(events: Sequence[Mapping[str, Any]]) -> list[str]:
     for event in events:
         changed = event.get("changed")
         if isinstance(changed, list) and changed:
-            notes.append(f"continued with {', '.join(map(str, changed))}")
+            names = ", ".join(map(str, changed))
+            notes.append(f"continued with {names}")
     if "override" in kinds:
         notes.append("continued although what decides it had changed")
     return notes
@@ -179,9 +185,10 @@ def computed_values(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a recipe that decide what it computes, by dotted key, but the seed."""
     values = {}
     for key, value in flatten(recipe).items():
-        if key.startswith(("seed", *NOT_COMPUTED)) or (key, value) == UNSAID:
+        if key.startswith(("seed", *NOT_COMPUTED)):
             continue
-        values[key] = value
+        if (key, value) != UNSAID:
+            values[key] = value
     return values
 
 
@@ -207,15 +214,17 @@ def facts_of(rows: pd.DataFrame, origin: Mapping[str, Any]) -> dict[str, float]:
     losses = rows.val_loss.dropna()
     if len(losses):
         loss = losses.iloc[-1]
+        bits = loss / math.log(2)
         bytes_per_token = origin.get("data.valid_bytes_per_token") or math.nan
         facts = {
             "perplexity": math.exp(min(loss, 700.0)),
-            "bits per byte": loss / math.log(2) / bytes_per_token,
+            "bits per byte": bits / bytes_per_token,
             "best loss": losses.min(),
             "validation jumps": count_jumps(losses),
         }
     last = rows.iloc[-1]
     peak = rows.lr.max()
+    used = rows.mfu * rows.seconds
     at_peak = rows.tokens[rows.lr >= peak * (1 - 1e-9)]
     return facts | {
         "updates": last.step,
@@ -224,5 +233,5 @@ def facts_of(rows: pd.DataFrame, origin: Mapping[str, Any]) -> dict[str, float]:
         "training seconds": last.train_seconds,
         "warmup tokens": at_peak.min(),
         "peak rate": peak,
-        "MFU": (rows.mfu * rows.seconds).sum(min_count=1) / rows.seconds.sum(),
+        "MFU": used.sum(min_count=1) / rows.seconds.sum(),
     }
