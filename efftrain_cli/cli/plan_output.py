@@ -189,10 +189,10 @@ def _memory_line(cost: PlanCost, device: PlannedDevice) -> str:
     batches = f"micro-batches of {sequences:,} x {seq_len:,}"
     if not device.memory:
         return f"memory  about {needed}, {batches}"
-    there = human(device.memory, "B")
+    memory = human(device.memory, "B")
     if cost.memory_bytes > device.memory:
-        return f"memory  does not fit: about {needed}, the device has {there}"
-    return f"memory  about {needed} of {there}, {batches}"
+        return f"memory  does not fit: about {needed}, the device has {memory}"
+    return f"memory  about {needed} of {memory}, {batches}"
 
 
 def _disk_line(recipe: Recipe, cost: PlanCost) -> str:
