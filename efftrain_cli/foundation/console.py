@@ -28,18 +28,20 @@ def human(number: float, unit: str = "") -> str:
     if not unit and abs(number) < 9999.5:
         return f"{number:,.4g}"
     prefix = ""
-    larger = "kMGTPEZ" if unit else "KMBT"
-    # What three digits would round up to a thousand is one of the next.
-    while larger and abs(number) >= 999.5:
+    for larger in "kMGTPEZ" if unit else "KMBT":
+        # What three digits would round up to a thousand is one of the next.
+        if abs(number) < 999.5:
+            break
         number /= 1000
-        prefix, larger = larger[0], larger[1:]
+        prefix = larger
     space = " " if unit else ""
     return f"{number:.3g}{space}{prefix}{unit}"
 
 
 def counted(number: int, noun: str) -> str:
     """Format a count with its noun: (1, "step") -> "1 step", (2000, "step") -> "2,000 steps"."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    ending = "" if number == 1 else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def listed(names: Sequence[object], most: int = 4) -> str:
@@ -54,16 +56,19 @@ def human_seconds(seconds: float) -> str:
     """Format seconds: 3725 -> "1 h 02 min"."""
     if 0 < seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
-    seconds = float(round(seconds))  # 119.9 is 2 minutes, not "1 min 60 s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
-    if seconds < 48 * 3600:
-        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
-    if seconds < 3 * 365 * 86400:
-        return f"{seconds / 86400:,.1f} days"
-    return f"{seconds / (365.25 * 86400):,.0f} years"
+    whole = round(seconds)  # 119.9 is 2 minutes, not "1 min 60 s"
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, rest = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {rest:02} min"
+    days = whole / 86400
+    if days < 3 * 365:
+        return f"{days:,.1f} days"
+    return f"{days / 365.25:,.0f} years"
 
 
 Row = tuple[str, ...]
@@ -75,7 +80,7 @@ def table_lines(header: Row, rows: Sequence[Row], spare: Row = ()) -> list[str]:
     narrow gets it without columns of `spare`, the first ones first."""
     columns = {column[0]: _padded(column) for column in zip(header, *rows, strict=True)}
     for name in spare:
-        needed = sum(len(column[0]) + 2 for column in columns.values()) - 2
+        needed = sum(len(cells[0]) + 2 for cells in columns.values()) - 2
         if sys.stdout.isatty() and needed > shutil.get_terminal_size().columns:
             del columns[name]
     lines = map("  ".join, zip(*columns.values(), strict=True))
@@ -201,17 +206,15 @@ def steady_output() -> Iterator[None]:
     """Leave standard output and errors that cannot be written unsaid while the block runs. A reader
     that goes away (`| head`) asks training to stop. Streams that are not files (tests, a notebook)
     stay as they are."""
-    before = sys.stdout, sys.stderr
-    try:
-        sys.stdout, sys.stderr = (
-            _steady(stream, number) for number, stream in enumerate(before, 1)
-        )
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        sys.stdout, sys.stderr = before
+    output = _steady(sys.stdout, 1)
+    errors = _steady(sys.stderr, 2)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            yield
+        finally:
+            for stream in (output, errors):
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
 
 
 def _steady(stream: TextIO, number: int) -> TextIO:
