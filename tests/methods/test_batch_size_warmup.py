@@ -6,6 +6,7 @@ import pytest
 
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.plan.plan import plan_equal_steps, plan_run
+from tests.methods.cases import check_messages
 from tests.tiny import tiny_recipe
 
 
@@ -49,3 +50,47 @@ def test_the_batch_switches_at_the_first_step_after_so_many_tokens():
     assert plans[-1][1].tokens == 5 * 32 + 3 * 80 + 4 * 128
     groups = [(group.plan.batch_size, group.steps) for group in plan_equal_steps(recipe)]
     assert groups == [(2, 5), (5, 3), (8, 4)]
+
+
+MESSAGES = """
+batch_size_warmup={start = 9, increment = 3, sequences = 40}
+    batch_size_warmup.start: 9 sequences is above the final batch, train.batch_size = 8; start below
+    it
+
+batch_size_warmup={start = 2, increment = 4, sequences = 40}
+    batch_size_warmup.increment: 4 does not divide the 6 sequences between start = 2 and
+    train.batch_size = 8, so the ramp would not end at it
+
+batch_size_warmup={start = 2, increment = 3, sequences = 41}
+    batch_size_warmup.sequences: 41 is beyond the budget: the ramp alone trains 656 tokens,
+    train.tokens is 640; lower it to at most 40, or raise train.tokens
+
+batch_size_warmup={start = 2, increment = 3, sequences = 641}
+seq_len_warmup.steps=3
+    batch_size_warmup.sequences: 641 is beyond the budget: the ramp alone trains 641 tokens,
+    train.tokens is 640; lower it to at most 640, or raise train.tokens
+
+batch_size_warmup={start = 2, increment = 3}
+    batch_size_warmup.sequences: or switch is needed, and not both: the length of the ramp in
+    sequences, or the tokens after which the batch grows
+
+batch_size_warmup={start = 2, increment = 3, sequences = 40, switch = [100, 200]}
+    batch_size_warmup.sequences: or switch is needed, and not both: the length of the ramp in
+    sequences, or the tokens after which the batch grows
+
+batch_size_warmup={start = 2, increment = 3, switch = [100]}
+    batch_size_warmup.switch: has 1 entries, and from start = 2 it takes 2 of increment = 3 to
+    train.batch_size = 8
+
+batch_size_warmup={start = 2, increment = 3, switch = [100, 100]}
+    batch_size_warmup.switch: rises from above 0 to below train.tokens = 640
+
+batch_size_warmup={start = 2, increment = 3, switch = [100, 640]}
+    batch_size_warmup.switch: rises from above 0 to below train.tokens = 640
+
+batch_size_warmup={start = 2, increment = 3, sequences = 40}
+"""
+
+
+def test_messages_about_a_recipe():
+    check_messages(MESSAGES)

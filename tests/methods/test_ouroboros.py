@@ -21,6 +21,7 @@ from efftrain_cli.training.delay import DelayedGradient, add_up, clip_by_device,
 from efftrain_cli.training.gradient import Gradient
 from efftrain_cli.training.resuming import dropped_in_flight
 from efftrain_cli.training.session import check_ranks
+from tests.methods.cases import check_messages
 from tests.resume_law import RandomTokens, run
 from tests.tiny import FOUR_BLOCKS, METHODS, config_of, fresh, tensors_of, tiny_recipe
 
@@ -203,3 +204,41 @@ def test_planned_bytes_in_flight_are_those_of_the_gradients_that_wait(arch):
     run(state, recipe, 4)
     held = sum(tensor.nbytes for tensor in state.in_flight.values())
     assert recipe.ouroboros.in_flight_bytes(state.model.config) == held
+
+
+MESSAGES = """
+ouroboros={modules = 1, warmup_steps = 5}
+
+ouroboros.modules=2
+    assumed: Ouroboros: 2 modules on gradients of 1 to 0 steps ago, the last fresh. A module waits
+    unchanged for its first one; the last ones in flight are dropped.
+
+ouroboros={modules = 4, warmup_steps = 4}
+    assumed: Ouroboros: 4 modules on gradients of 3 to 0 steps ago, the last fresh, after 4 steps of
+    ordinary training. A module waits unchanged for its first one; the last ones in flight are
+    dropped.
+
+ouroboros={modules = 3, warmup_steps = 5}
+    assumed: Ouroboros: 3 modules on gradients of 2 to 0 steps ago, the last fresh, after 5 steps of
+    ordinary training. A module waits unchanged for its first one; the last ones in flight are
+    dropped.
+    warning: ouroboros.warmup_steps = 5 is the whole run of 5 steps: no gradient is ever delayed
+
+ouroboros.modules=5
+    ouroboros.modules: must be at most model.n_layer + 2 = 4: embedding and head can stand alone,
+    the modules between need a block
+
+ouroboros={modules = 3, split = [1, 1, 1]}
+    ouroboros.split: must add up to model.n_layer = 2 blocks, not 3
+
+ouroboros={modules = 3, split = [2, 2]}
+    ouroboros.split: split [2, 2] names 2 modules, and modules = 3
+
+ouroboros={modules = 3, split = [1, 0, 1]}
+    ouroboros.split: split [1, 0, 1]: only the first and the last module can do without a block, as
+    they have embedding and head
+"""
+
+
+def test_messages_about_a_recipe():
+    check_messages(MESSAGES)

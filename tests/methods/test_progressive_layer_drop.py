@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
+from tests.methods.cases import check_messages
 
 # By updates t, as the released schedule class gives it for theta = 0.7 and 1,000 steps.
 THETA = {0: 1, 1: 0.97145123, 5: 0.88195920, 10: 0.81036383, 20: 0.74060058, 50: 0.70202138}
@@ -74,3 +75,23 @@ def test_granularity_and_pairs_decide_which_micro_batches_share_gates():
     assert gates(by_micro_step, paired=True) == [alone[0], alone[0], alone[1], alone[1]]
     by_step = replace(by_micro_step, granularity="step")
     assert gates(by_step, paired=False) == [alone[0]] * 4
+
+
+# theta is 0.5 exp(-0.1 x 4) + 0.5 in the last of 5 steps.
+MESSAGES = """
+progressive_layer_drop.steps=10
+    assumed: Layer dropping draws blocks at random; FLOPs are planned at their expectation.
+
+progressive_layer_drop={steps = 1000, theta = 1.0}
+    assumed: Layer dropping draws blocks at random; FLOPs are planned at their expectation.
+
+progressive_layer_drop.steps=1000
+    assumed: Layer dropping draws blocks at random; FLOPs are planned at their expectation.
+    warning: progressive_layer_drop.steps = 1000 sets the pace for a run of that many steps, and
+    this run has 5: theta only comes down to 0.84, and fewer blocks are skipped than meant; set it
+    to the steps of the run
+"""
+
+
+def test_messages_about_a_recipe():
+    check_messages(MESSAGES)

@@ -13,6 +13,7 @@ from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.optim import Optim
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Train
+from tests.methods.cases import check_messages
 
 BUDGET = 157_286_400_000
 
@@ -168,3 +169,55 @@ def test_a_warmup_beyond_the_budget_names_the_longest_that_fits():
     assert f"at most {longest}" in problems_of(warmup, 50_000)["seq_len_warmup.steps"]
     assert not problems_of(replace(warmup, steps=longest), 50_000)
     assert problems_of(replace(warmup, steps=longest + 1), 50_000)
+
+
+MESSAGES = """
+seq_len_warmup={}
+    seq_len_warmup.steps: steps is missing: the optimizer step at which the full length is reached
+
+seq_len_warmup={steps = 9, until = [5]}
+    seq_len_warmup.until: until = [5] needs pacing = "discrete", but pacing is "linear"
+
+seq_len_warmup={pacing = "discrete"}
+    seq_len_warmup.pacing: pacing = "discrete" needs lengths, such as [128, 1024], and until, such
+    as [15000]
+
+seq_len_warmup={pacing = "discrete", lengths = [8, 16]}
+    seq_len_warmup.lengths: lengths has 2 phases and until 0 ends; until names the last step of each
+    phase but the final one, so it needs 1
+
+seq_len_warmup={pacing = "discrete", lengths = [8, 16], until = [2], steps = 9}
+    seq_len_warmup.steps: steps = 9 has no effect with pacing = "discrete"; until says when to
+    lengthen
+
+seq_len_warmup={pacing = "discrete", lengths = [0, 8, 16], until = [0, 0]}
+    seq_len_warmup.lengths: lengths = [0, 8, 16]: a length is at least 1 token; until = [0, 0]:
+    steps are 1 or more and rise from phase to phase
+
+seq_len_warmup={steps = 3, batch = "tokens", mode = "truncate"}
+    seq_len_warmup.batch: batch = "tokens" fills a step with further sequences of the same windows,
+    and mode = "truncate" drops them; set mode = "reshape", or batch = "sequences"
+
+seq_len_warmup={steps = 3, start = 17}
+    seq_len_warmup.start: 17 tokens is above the full length, model.seq_len = 16; start below it
+
+seq_len_warmup={pacing = "discrete", lengths = [17, 16], until = [1]}
+    seq_len_warmup.lengths: [17, 16]: the last must be model.seq_len = 16, which validation uses,
+    and none may be above it
+
+seq_len_warmup={pacing = "discrete", lengths = [8, 8], until = [1]}
+    seq_len_warmup.lengths: [8, 8]: the last must be model.seq_len = 16, which validation uses, and
+    none may be above it
+
+seq_len_warmup={pacing = "discrete", lengths = [8, 16], until = [11]}
+    seq_len_warmup.until: [11] is beyond the budget: the warmup alone trains 704 tokens,
+    train.tokens is 640; end the warmup earlier, or raise train.tokens
+
+seq_len_warmup={pacing = "discrete", lengths = [1, 16], until = [1]}
+
+seq_len_warmup={steps = 3, start = 16}
+"""
+
+
+def test_messages_about_a_recipe():
+    check_messages(MESSAGES)

@@ -16,6 +16,7 @@ from efftrain_cli.methods.simigrad import (
     noise_scale,
     similarity,
 )
+from tests.methods.cases import check_messages
 
 LOW, HIGH = 0.1, 0.9
 # Batch sizes of the released code, its functions unmodified, under cosines below the target.
@@ -131,3 +132,45 @@ def test_phi_and_noise_scale_of_a_synthetic_model():
 def test_the_noise_scale_of_equal_halves_by_hand():
     """n / 2 (|A|^2 + |B|^2 - 2 <A,B>) / <A,B> = 2 (9 + 7 - 4) / 2."""
     assert noise_scale((2.0, 9.0, 7.0), 4, 4) == pytest.approx(12)
+
+
+# sqrt(128 / 8) = 4 times the learning rate is not yet worth a warning.
+MESSAGES = """
+simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 128}
+    assumed: SimiGrad decides the batch size from gradients as they come; the plan assumes that it
+    stays as it is, at first train.batch_size = 8.
+
+simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 137}
+optim.decay_steps=4
+seq_len_warmup.steps=2
+    assumed: SimiGrad decides the batch size from gradients as they come; the plan assumes that it
+    stays as it is, at first train.batch_size = 8.
+    warning: optim.decay_steps decays by steps, and SimiGrad makes their number unknown; decay by
+    tokens instead (decay_steps = false)
+    warning: simigrad.lr_scaling = 'sqrt' can raise the learning rate to 4.1 times the schedule's,
+    when the batch reaches max_batch_size = 137; lower that bound, or check that the rate is stable
+    warning: simigrad with seq_len_warmup: the similarity rises with the tokens in a sequence, so
+    the batch will first grow and then shrink as sequences lengthen; run each alone before combining
+    them
+
+simigrad={target = 0.5, min_batch_size = 9, max_batch_size = 16}
+    train.batch_size: must lie within SimiGrad's bounds, 9 to 16 sequences: SimiGrad starts from it
+
+simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 7}
+    train.batch_size: must lie within SimiGrad's bounds, 2 to 7 sequences: SimiGrad starts from it
+
+simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 16, quantum = 3}
+    train.batch_size: must be a multiple of simigrad.quantum = 3: SimiGrad starts from it
+
+simigrad={target = 0.5, min_batch_size = 9, max_batch_size = 8}
+    simigrad.min_batch_size: min_batch_size 9 is above max_batch_size 8; swap them, or set both to
+    one value for a fixed batch
+
+simigrad={target = 0.5, min_batch_size = 9, max_batch_size = 11, quantum = 4}
+    simigrad.quantum: no multiple of quantum 4 lies between min_batch_size 9 and max_batch_size 11;
+    choose a smaller quantum or wider bounds
+"""
+
+
+def test_messages_about_a_recipe():
+    check_messages(MESSAGES)

@@ -21,6 +21,7 @@ from efftrain_cli.training import compiling
 from efftrain_cli.training.compiling import compiled_graphs
 from efftrain_cli.training.gradient import Gradient
 from efftrain_cli.training.objective import Objective
+from tests.methods.cases import check_messages
 from tests.resume_law import run
 from tests.tiny import changed, drawn, fresh, random_batch, tiny_recipe
 
@@ -223,3 +224,29 @@ def test_compiled_by_blocks_all_blocks_share_a_graph(monkeypatch):
 def test_the_two_recipes_differ_by_the_loss_alone():
     recipe = load_recipe("small-standardization")
     assert replace(recipe, standardization_loss=None) == load_recipe("small-no-norm")
+
+
+MESSAGES = """
+standardization_loss.weight=10
+    assumed: The standardization loss at 4 sites is averaged with weight 10; the paper's lambda, a
+    factor of the sum, is 0.0446. Moments are of each micro-batch of train.micro_batch_tokens, a
+    setting of this method.
+
+standardization_loss={weight = 11, sites = "ln_input"}
+    assumed: The standardization loss at 5 sites is averaged with weight 11; the paper's lambda, a
+    factor of the sum, is 0.138. Moments are of each micro-batch of train.micro_batch_tokens, a
+    setting of this method.
+    warning: standardization_loss.sites = "ln_input" with model.norm = "layernorm": the forward pass
+    ignores the scale that is asked for, as each norm divides it out; the term only changes what the
+    residual stream looks like
+    warning: standardization_loss.weight = 11 multiplies a mean of nats per channel, not the paper's
+    sum over channels: beside a cross-entropy of a few nats 0.01 to 1 is usual
+
+standardization_loss={weight = 1, sites = "all_linear"}
+model.mlp=swiglu
+    standardization_loss.sites: must be "preact" or "ln_input" with mlp = "swiglu": c_up is no site
+"""
+
+
+def test_messages_about_a_recipe():
+    check_messages(MESSAGES)
