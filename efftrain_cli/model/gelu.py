@@ -49,13 +49,17 @@ class _Gelu(Function):
         return slope.mul_(grad)
 
 
-def _gelu(x: Tensor, slope: Tensor | None) -> Tensor:
+def _gelu(
+    x: Tensor,
+    slope: Tensor | None,
+) -> Tensor:
     """Compute the function of `x`, contiguous; write its derivative to `slope` if given."""
     y = torch.empty_like(x)
     dtype = torch.promote_types(x.dtype, torch.float32)
     is_narrow = x.dtype != dtype
     # One piece of z = 2u and of s = sigmoid(z); of bf16 also of x, and a result before rounding.
-    scratch = torch.empty(4, min(_PIECE, x.numel()), dtype=dtype)
+    length = min(_PIECE, x.numel())
+    scratch = torch.empty(4, length, dtype=dtype)
     scale = torch.tensor(_SCALE, dtype=dtype)
     inputs = x.view(-1).split(_PIECE)
     values = y.view(-1).split(_PIECE)
@@ -64,22 +68,29 @@ def _gelu(x: Tensor, slope: Tensor | None) -> Tensor:
         slopes = slope.view(-1).split(_PIECE)
     for piece, value, derivative in zip(inputs, values, slopes, strict=True):
         z, s, wide_piece, wide_result = scratch[:, : piece.numel()]
-        result = value
+        value_out = value
+        slope_out = derivative
         if is_narrow:
             piece = wide_piece.copy_(piece)
-            result = wide_result
-        torch.addcmul(scale, piece, piece, value=_SCALE * _CUBIC, out=z).mul_(piece)
+            value_out = wide_result
+            slope_out = wide_result
+        torch.addcmul(
+            scale,
+            piece,
+            piece,
+            value=_SCALE * _CUBIC,
+            out=z,
+        )
+        z.mul_(piece)
         torch.sigmoid(z, out=s)
-        torch.mul(piece, s, out=result)
-        value.copy_(result)
+        torch.mul(piece, s, out=value_out)
+        value.copy_(value_out)  # does nothing to itself
         if slope is None:
             continue
 
-        if not is_narrow:
-            result = derivative
         # d(x s)/dx = s + s (1 - s) x dz/dx, and x dz/dx = 3 z - 2 SCALE x
-        torch.add(z, piece, alpha=-2 * _SCALE / 3, out=z)
-        torch.ops.aten.sigmoid_backward.grad_input(z, s, grad_input=result)
-        torch.add(s, result, alpha=3, out=result)
-        derivative.copy_(result)
+        z.add_(piece, alpha=-2 * _SCALE / 3)
+        torch.ops.aten.sigmoid_backward.grad_input(z, s, grad_input=z)
+        torch.add(s, z, alpha=3, out=slope_out)
+        derivative.copy_(slope_out)
     return y
