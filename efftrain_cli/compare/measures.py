@@ -156,10 +156,7 @@ def schedule_of(run: Run) -> str:
 
 
 def end_of_decay(run: Run) -> str:
-    """Return where a run's learning rate reaches its least.
-
-    Runs of other budgets are told apart by these.
-    """
+    """Return where a run's learning rate reaches min_lr: "500 tokens", or "budget" at its end."""
     for unit in ("steps", "tokens"):
         end = run.settings.get(f"optim.decay_{unit}")
         if end is not None and end != run.budget:

@@ -46,7 +46,7 @@ def test_a_saving_is_the_ratio_of_costs_to_the_worse_end():
     assert log_saving(slow, fast, "tokens") == pytest.approx(math.log(2))
     assert log_saving(fast, slow, "tokens") == pytest.approx(-math.log(2))
     stuck = make_run("base", 0, [6.0] * 11)
-    assert math.isnan(log_saving(stuck, fast, "tokens")), "both are there at once"
+    assert math.isnan(log_saving(stuck, fast, "tokens")), "both reach 6 at no cost"
 
 
 def pairs(target=None, measure="tokens_to_match", **of_arm):

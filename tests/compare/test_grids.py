@@ -25,7 +25,7 @@ def groups():
     return group_runs(runs)
 
 
-def test_a_grid_is_a_table_and_the_best_the_lowest_mean_if_all_finished():
+def test_best_setting_has_the_lowest_mean_if_all_runs_finished():
     lines = [line.split() for line in grid_lines(grid_frame(groups(), [LR]))[1:]]
     assert lines[:4] == [
         [LR, "a", "b"],
@@ -61,7 +61,7 @@ def test_a_best_value_at_an_edge_is_marked_and_widened():
         (True, (False, True), ""),
     ],
 )
-def test_a_grid_is_widened_by_the_factor_of_its_last_step(best, tried, text):
+def test_a_grid_is_widened_by_the_ratio_of_its_last_values(best, tried, text):
     assert beyond({"k": best}, [{"k": value} for value in tried], ["none", "k"]) == text
 
 
