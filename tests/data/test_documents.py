@@ -179,7 +179,7 @@ def test_damaged_files_are_named_whatever_the_policy(tmp_path, name, content):
         texts(path, policy="skip")
 
 
-@pytest.mark.parametrize("size", [1, 2, 100])
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
 @pytest.mark.parametrize(
     "fraction, train, valid",
     [

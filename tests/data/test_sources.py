@@ -134,8 +134,9 @@ def test_the_library_is_source_without_tests():
 
 
 def test_a_mix_is_a_function_of_position(tmp_path):
-    """Tokens that name their source: every beginning of the stream has each source's share, and
-    every window of a source comes once per epoch of it."""
+    """Tokens that name their source: every beginning of the stream has each source's share, every
+    window of a source comes once per epoch of it, and any position gives the same alone as in a
+    long read."""
     whole = counting_shards(tmp_path, 6000)
     whole.parts = (Part("a", 0.7, 3000), Part("b", 0.2, 2000), Part("c", 0.1, 1000))
     windows = Windows(whole, 10, seed=3)
@@ -152,6 +153,9 @@ def test_a_mix_is_a_function_of_position(tmp_path):
         assert (own >= base).all() and (own + 11 <= base + tokens).all()
         for begin in range(0, 3 * per_epoch, per_epoch):
             assert len({*own[begin : begin + per_epoch].tolist()}) == per_epoch
+    again = Windows(whole, 10, seed=3)
+    for position in (24_321, 10_000, 9_999, 0):
+        assert again.starts(position, 1) == starts[position]
     assert windows.epochs(windows.per_epoch) == 1 and windows.per_epoch == 299 * 10_000 // 7000
     with pytest.raises(RecipeError, match=r"\(a 7\.00, b 3\.01, c 3\.02\): .*\n.*data\.repeat"):
         windows.check_budget(2990, Data())
