@@ -75,7 +75,7 @@ def test_a_budget_beyond_the_corpus_is_refused_before_there_is_a_run(folder):
 
 
 def test_what_a_reader_needs_of_a_corpus_is_four_lines(capsys):
-    """The page's, and rows that were left out."""
+    """As on docs/data.md, and rows that were left out."""
     about = {
         "tokens": [4_490_000, 107_000],
         "train": {"documents": 700},

@@ -145,7 +145,7 @@ def test_too_little_text(cache, tmp_path):
         prepare(data(line))
 
 
-def test_one_document_is_held_out_at_least(cache, tmp_path):
+def test_at_least_one_document_is_held_out(cache, tmp_path):
     """A hundredth of three: one of the short ones, as the long one has most of the text."""
     write_texts(tmp_path / "a.jsonl", ["one", "two", "long " * 200])
     _, (valid,) = split_texts(prepare(data(tmp_path / "a.jsonl")))
@@ -154,7 +154,7 @@ def test_one_document_is_held_out_at_least(cache, tmp_path):
     assert choose([(1, 50)], 1, 20) == (-1, [])
 
 
-def test_a_limit_is_one_of_the_tokenizer_s_sample_too(cache, tmp_path):
+def test_a_limit_holds_for_the_tokenizer_s_sample_too(cache, tmp_path):
     """1,000 tokens: documents of 1,000 characters, a letter each, until there are 8,000."""
     rows = [100 * (9 * letter + " ") for letter in "abcdefghijkl"]
     write_texts(tmp_path / "a.jsonl", rows)

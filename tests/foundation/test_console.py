@@ -54,7 +54,7 @@ def test_one_is_singular():
     assert [counted(n, "step") for n in (0, 1, 47_500)] == ["0 steps", "1 step", "47,500 steps"]
 
 
-def test_a_list_is_cut_behind_four():
+def test_a_list_is_cut_after_four():
     assert listed(range(4)) == "0, 1, 2, 3"
     assert listed(range(6)) == "0, 1, 2, 3 and 2 more"
     assert listed(range(6), 5) == "0, 1, 2, 3, 4 and 1 more"
