@@ -89,7 +89,8 @@ def variance_retention(m_acc: int, m_p: int, n: int) -> float:
 
 def log_v(m_acc: int, m_p: int, n: int) -> float:
     """Return ln v(n) = n (1 - VRR); below `LN_50` the accumulator is wide enough."""
-    return n * (1 - variance_retention(m_acc, m_p, n))
+    kept = variance_retention(m_acc, m_p, n)
+    return n * (1 - kept)
 
 
 @cache

@@ -18,13 +18,14 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 _CHUNK = {"cpu": 1 << 24, "cuda": 1 << 28}
-"""Logits that are turned into their gradient, or exist without one, at once; 1 << 26 on
-other devices."""
+"""Logits that are turned into their gradient, or exist without one, at once; 1 << 26 on other
+devices."""
 
 
 def _chunk_tokens(x: Tensor, rows: int) -> int:
     """Return the tokens whose logits over `rows` of the vocabulary are worked on at once."""
-    return max(1, _CHUNK.get(x.device.type, 1 << 26) // rows)
+    size = _CHUNK.get(x.device.type, 1 << 26)
+    return max(1, size // rows)
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
@@ -86,7 +87,8 @@ def summed_cross_entropy(
 
     loss = torch.zeros((), device=x.device)
     tokens = _chunk_tokens(x, weight.shape[0])
-    for part, target in zip(x.split(tokens), targets.split(tokens), strict=True):
+    parts = x.split(tokens)
+    for part, target in zip(parts, targets.split(tokens), strict=True):
         logits = F.linear(part, weight)[:, :vocab_size].float()
         loss += F.cross_entropy(
             capped(logits, softcap),
@@ -109,8 +111,9 @@ class _SummedCrossEntropy(Function):
         logits = x @ weight.t()
         tokens = _chunk_tokens(x, logits.shape[1])
         chunks = logits[:, :vocab_size].split(tokens)
+        columns = targets.unsqueeze(1).split(tokens)
         losses = []
-        for chunk, target in zip(chunks, targets.unsqueeze(1).split(tokens), strict=True):
+        for chunk, target in zip(chunks, columns, strict=True):
             # The chunk itself, or narrow types in fp32, so that only the gradient is rounded, as in
             # autocast's plain form.
             work = at_least_fp32(chunk)
@@ -120,14 +123,17 @@ class _SummedCrossEntropy(Function):
                 work.mul_(softcap)
 
             # log-sum-exp minus the logit of the target
-            work.sub_(work.amax(dim=1, keepdim=True))
+            largest = work.amax(dim=1, keepdim=True)
+            work.sub_(largest)
             of_target = work.gather(1, target)
             total = work.exp_().sum(dim=1, keepdim=True)
-            losses.append((total.log() - of_target).sum())
+            loss = total.log() - of_target
+            losses.append(loss.sum())
 
             # softmax minus one at the target: the gradient of the loss by the logits
             work.mul_(total.reciprocal())
-            work.scatter_(1, target, work.gather(1, target) - 1.0)
+            probability = work.gather(1, target)
+            work.scatter_(1, target, probability - 1.0)
             if softcap is not None:
                 work.mul_(slope)
             chunk.copy_(work)  # does nothing to itself

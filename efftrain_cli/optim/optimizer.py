@@ -52,7 +52,10 @@ def decays(kind: ParameterKind) -> bool:
     return kind in ("token_embedding", "head", "matrix", "fused_matrix")
 
 
-def by_weight_decay(parameters: ParameterSet, weight_decay: float) -> dict[float, list[str]]:
+def by_weight_decay(
+    parameters: ParameterSet,
+    weight_decay: float,
+) -> dict[float, list[str]]:
     """Group the parameters by the weight decay that acts on them."""
     groups: dict[float, list[str]] = {}
     for name in parameters.named:
@@ -80,7 +83,12 @@ class Optimizer(Protocol):
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """Create the state that the first step starts from."""
 
-    def step(self, lr: float, found_inf: Tensor, beta2: float | None = None) -> None:
+    def step(
+        self,
+        lr: float,
+        found_inf: Tensor,
+        beta2: float | None = None,
+    ) -> None:
         """Update every parameter that has a gradient, at the step's learning rate.
 
         `beta2` is Adam's second decay rate in this step, needed with `beta2_tokens`; None: the
@@ -101,7 +109,10 @@ class Optimizer(Protocol):
         return {}
 
 
-def check_cover(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+def check_cover(
+    optimizer: Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+) -> None:
     """Check that each parameter has one first moment, so that none is updated twice or never.
 
     Raises:
