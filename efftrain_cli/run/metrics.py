@@ -128,7 +128,12 @@ def _parse_columns(lines: list[bytes], columns: Sequence[str]) -> pd.DataFrame:
             explicit_schema=schema,
             unexpected_field_behavior="ignore" if columns else "infer",
         )
-        table = pj.read_json(content, parse_options=options)
+        table = pj.read_json(
+            content,
+            # A row must fit in two blocks, of 1 MiB by default.
+            read_options=pj.ReadOptions(block_size=1 << 22),
+            parse_options=options,
+        )
     numbers = []
     for field in table.schema:
         kind = field.type

@@ -65,6 +65,7 @@ def test_both_readers_equal_json_on_awkward_numbers(tmp_path):
         }
         for i in range(5000)
     ]
+    rows[9]["text"] = "long" * (1 << 19)
     write_sealed(tmp_path / "metrics.jsonl", rows)
     names = ["step", "whole", "real", "mixed", "late", "empty", "nowhere"]
     fast = read_metrics(tmp_path, names)
