@@ -108,6 +108,15 @@ def test_no_step_waits_for_the_flags_of_a_slower_rank(lab):
     assert [row["wait_seconds"] < 0.1 < 0.2 < row["comm_seconds"] for row in rows] == [True] * 3
 
 
+def test_a_killed_rank_ends_the_run_and_its_last_checkpoint_is_sound(lab):
+    run = launch(lab)
+    reach(lab, run, 7)
+    os.kill(process_of(run, 1), signal.SIGKILL)
+    message = "error: rank 1 was ended by SIGKILL\n  resume the run from its last checkpoint"
+    end(run, 128 + signal.SIGKILL, message, timeout=60)
+    assert 0 < saved(lab) <= lab.last_step("r")
+
+
 def test_ten_kills_of_random_ranks(lab):
     """F80: SIGKILL at random moments; the resumed run ends as an undisturbed one."""
     recipe = lab.recipe(tokens="25600")  # 200 steps

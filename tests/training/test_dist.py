@@ -23,6 +23,7 @@ from efftrain_cli.foundation.errors import LostProcessError, UsageError
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.plan import micro_batch_multiple
 from efftrain_cli.recipe.sections import Parallel
+from efftrain_cli.run.reading import load_run
 from efftrain_cli.training import dist, launch
 from efftrain_cli.training.launch import PARENT, process_rank, refuse_several
 from efftrain_cli.training.session import source_hash
@@ -88,6 +89,8 @@ def test_the_command_line_of_a_process_that_devices_start(monkeypatch):
     set_all(monkeypatch, WORLD_SIZE="2", RANK="1")
     share("cpu", 2)
     assert len(started) == 1
+    with pytest.raises(UsageError, match="give one of the two"):
+        share("cuda:0", 2)
 
 
 @pytest.mark.parametrize(
@@ -209,12 +212,22 @@ def test_ranks_train_what_one_process_trains(lab, kind):
         meaning = "[progressive_layer_drop] reads micro-batches: the results may differ by more"
     note = f"note: continued with world_size {count} -> 1: {meaning}"
     assert note in lab.resume("r", "--steps", "8").errors
+    assert load_run(lab.run("r")).notes[-1] == f"continued with world_size {count} -> 1"
     for have, want in zip(lab.rows("r"), lab.rows("whole"), strict=True):
         for name in ("loss", "grad_norm", "val_loss", "adam_sqrt_v_l1", "adam_sqrt_v_max"):
             if want.get(name) is not None:
                 assert have[name] == pytest.approx(want[name], rel=1e-5), (have["step"], name)
     found, expected = lab.tensors("r", 8), lab.tensors("whole", 8)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_ranks_with_nothing_to_train_say_so_once(lab):
+    lab.train("r", "--steps", "4")
+    words = ("pretrain", "--resume", "r", "--steps", "4")
+    ranks = start_ranks(lab.zygote, lab.folder, 2, *words)
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].errors
+    said = "nothing to train: run r is after step 4 already, and --steps 4 ends there or before\n"
+    assert ranks[0].output == said
 
 
 FAULTS = """
@@ -259,9 +272,10 @@ if os.environ["RANK"] == "1":
 def test_an_error_is_said_once(lab, fault, codes, said):
     """F80, F82: by rank 0 if all ranks have it; else by each that has one of its own, such as one
     whose memory is less than the probe takes."""
-    ranks = start_ranks(
-        lab.zygote, lab.folder, 2, "pretrain", lab.recipe(), inject=FAULTS.replace("FAULT", fault)
-    )
+    words = ("pretrain", lab.recipe(), "--name", "r")
+    inject = FAULTS.replace("FAULT", fault)
+    ranks = start_ranks(lab.zygote, lab.folder, 2, *words, inject=inject)
     assert [rank.wait() for rank in ranks] == codes
     assert ranks[0].errors == said
     assert lab.last_step("r") == -1
+    assert lab.run("r").exists() == (codes != [2, 2])
