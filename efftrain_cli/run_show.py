@@ -58,7 +58,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     """Yield labels and texts of the lines between the first and the last."""
     facts = run.facts
     yield "result", _result(run)
-    if "tokens" in facts:
+    if facts:
         tokens = human(facts["tokens"])
         if facts["tokens"] < run.budget:
             tokens += f" of {human(run.budget)}"
@@ -69,7 +69,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
             f" on {run.conditions.get('device')}",
         )
     parent = run.conditions.get("branch.parent")
-    if parent is not None:
+    if facts and parent is not None:
         own = human(facts["FLOPs of the branch"], "FLOP")
         yield "branch", f"of {parent} at step {run.conditions['branch.step']}; {own}s of its own"
     if "loss_ratio" in run.series:

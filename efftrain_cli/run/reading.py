@@ -133,7 +133,7 @@ def load_run(path: Path) -> Run:
     # The first rows of a grown run are its parent's, whatever its seed.
     own = rows[rows.step > grown_step(origin)]
     facts = facts_of(own, origin)
-    if "branch.step" in origin:
+    if facts and "branch.step" in origin:
         flops = rows.total_flops
         before = flops[rows.step <= origin["branch.step"]]
         facts["FLOPs of the branch"] = flops.max() - before.max()

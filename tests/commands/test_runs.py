@@ -231,7 +231,6 @@ def test_show_of_a_run_that_has_just_begun(root):
     assert head.startswith("small-seed0, running, last row 2")
     assert lines == [
         "result  no validation loss yet",
-        "branch  of p at step 50; nan FLOPs of its own",
         "recipe  small, seed 0, no changes",
         "text    a.txt, b.txt, bpe:9",
         "scores  in zeroshot.json",
