@@ -49,7 +49,7 @@ def peak_resident_bytes() -> int:
     status = Path("/proc/self/status")
     if not status.exists():  # macOS
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # On Linux that begins with the peak of the parent process.
+    # On Linux, getrusage begins with the peak of the parent process.
     lines = status.read_text().splitlines()
     line = next(line for line in lines if line.startswith("VmHWM"))
     return 1024 * int(line.split()[1])

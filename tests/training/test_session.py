@@ -135,8 +135,8 @@ def test_as_many_ranks_as_the_smallest_step_has_sequences(monkeypatch, method, f
 
 def test_the_origin_has_the_bytes_of_the_scored_targets(tmp_path, monkeypatch, capsys):
     """One window of 8 targets "ab" at the beginning of the validation text, whose rest is single
-    letters: 2 bytes a target, where all of it has (40 + 40) / (20 + 40 + 1) a token. The 501 of
-    training stand here for so many that their verification is announced."""
+    letters: 2 bytes a target, where all of it has (40 + 40) / (20 + 40 + 1) a token. From
+    501 training tokens on, as many as there are, verification is announced here."""
     monkeypatch.setattr(session, "SLOW_TO_VERIFY", 501)
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
     (tmp_path / "train.txt").write_text("ab" * 500)
