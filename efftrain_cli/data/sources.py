@@ -192,7 +192,7 @@ def _hub_dataset(
         fix = 'name files, folders or patterns, a Hub dataset "owner/name", or "stdlib"'
         if path.parent.is_dir():
             names = [file.name for file in path.parent.iterdir()]
-            fix = nearest(path.name, names) or fix
+            fix = nearest(path.name, names, most=1, cutoff=0.6) or fix
         if "," in entry:
             several = ", ".join(f'"{part.strip()}"' for part in entry.strip("[]").split(","))
             fix = f"several are written as a list: --set 'data.train=[{several}]'"

@@ -38,11 +38,11 @@ class Breaches(ValueError):
         self.breaches = tuple(breaches)
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str], most: int = 3, cutoff: float = 0.5) -> str:
     """Return "did you mean X or Y?" of the names that are most like `name`, or ""."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name, list(names), cutoff=0.5)
+    near = get_close_matches(name, list(names), n=most, cutoff=cutoff)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -153,7 +153,7 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         files.sort(key=beside.samefile)
     if files:
         return files[0]
-    hint = nearest(name_or_path, recipe_names()) or "`efftrain recipes list` shows all"
+    hint = nearest(name_or_path, recipe_names(), most=1) or "`efftrain recipes list` shows all"
     inside = Path(name_or_path) / "recipe.toml"
     if inside.is_file():
         hint = f"did you mean {inside}?"

@@ -99,7 +99,7 @@ WRONG = {
     "runs verify smal": "small-seed1",
     "wandb-sync smal": "small-seed1",
     "compare smallx": "small-seed1",
-    "pretrain --recipe smal": "did you mean small",
+    "pretrain --recipe smal": "did you mean small?",
     "prepare --recipe smal": "did you mean small",
     "bench --recipe smal": "did you mean small",
     "verify-resume --recipe smal": "did you mean small",
